@@ -1,0 +1,30 @@
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include "torch_npu/csrc/memory/block.h"
+
+/// CPU storages over the bytes of an npu block, for devices whose memory the host can address. A block has at
+/// most one: ATen's CPU kernels then see that two npu tensors over one storage share memory.
+///
+/// At any time either the npu DataPtr or the CPU storage owns the block, never both. Whoever outlives the
+/// other keeps the bytes: if an alias is still held when the npu DataPtr dies, the ownership moves to the
+/// alias.
+namespace torch_npu::memory {
+
+/// The CPU storage over `block`, made at first use; `nbytes` becomes its size. Safe to call from several
+/// threads.
+c10::intrusive_ptr<c10::StorageImpl> host_alias(Block& block, size_t nbytes);
+
+/// A CPU DataPtr that owns a new npu block on the current device and stream: the output of a CPU kernel.
+c10::DataPtr allocate_for_host(size_t nbytes);
+
+/// The block that the DataPtr of a CPU storage owns or aliases; null if the storage is not over npu memory.
+Block* block_of_host(const c10::DataPtr& data);
+
+/// Moves the ownership of the block from `host` (made by allocate_for_host) to the returned npu DataPtr and
+/// keeps `host` as the block's alias: no byte is copied.
+c10::DataPtr adopt_host_storage(c10::intrusive_ptr<c10::StorageImpl> host);
+
+}  // namespace torch_npu::memory
