@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#pragma GCC visibility push(default)
 namespace cann_host {
 
 /// One piece of work on a stream: run now, queued (asynchronous mode), or recorded (capture) and then run
@@ -28,7 +29,8 @@ bool runs_inline(aclrtStream stream) noexcept;
 /// Runs, queues or records the task. When it runs at once, the result is the task's own.
 aclError submit(aclrtStream stream, std::unique_ptr<Task> task);
 
-/// What the next aclGetRecentErrMsg of this thread returns; an earlier message is kept as context below it.
+/// What the next aclGetRecentErrMsg of this thread returns; replaces an earlier message that nobody read.
 void set_last_error(std::string message);
 
 }  // namespace cann_host
+#pragma GCC visibility pop

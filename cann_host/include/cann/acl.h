@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#pragma GCC visibility push(default)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -92,6 +93,7 @@ enum {
   ACL_ERROR_RT_MODEL_EXECUTE = 507011,
   ACL_ERROR_RT_REPORT_TIMEOUT = 507012,
   ACL_ERROR_RT_AICORE_EXCEPTION = 507015,
+  ACL_ERROR_RT_DEV_SETUP_ERROR = 507033,
   ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046,
   ACL_ERROR_RT_EVENT_SYNC_TIMEOUT = 507047,
   ACL_ERROR_RT_DEVICE_MEM_ERROR = 507053,
@@ -812,3 +814,4 @@ int32_t cannHostStreamRunsInline(aclrtStream stream);
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop

@@ -1,0 +1,35 @@
+// The environment variables of cann_host, read once.
+#pragma once
+
+#include <cann/acl.h>
+
+#include <string>
+#include <vector>
+
+namespace cann_host {
+
+struct Soc {
+  std::string name;
+  int64_t cube_cores;
+  int64_t vector_cores;
+  int64_t l2_bytes;
+  int64_t ub_bytes;  // unified buffer of one vector core
+  int64_t npu_arch;
+};
+
+struct Settings {
+  Soc soc;  // CANN_HOST_SOC
+  std::vector<int32_t>
+      devices;           // logical -> physical: CANN_HOST_DEVICES filtered by ASCEND_RT_VISIBLE_DEVICES
+  size_t device_memory;  // bytes of one device: CANN_HOST_MEMORY
+  bool asynchronous;     // CANN_HOST_ASYNC
+  uint32_t delay_us;     // CANN_HOST_DELAY_US
+  bool trace;            // CANN_HOST_TRACE
+  std::string problem;   // what is wrong with them; empty if nothing is
+};
+
+const Settings& settings();
+/// Throws ACL_ERROR_INVALID_PARAM if a setting could not be understood.
+void require_valid_settings();
+
+}  // namespace cann_host
