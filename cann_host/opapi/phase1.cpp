@@ -1,0 +1,160 @@
+#include "cann_host/opapi/phase1.h"
+
+#include <limits>
+
+#include "cann_host/runtime/task.h"
+
+namespace cann_host {
+namespace {
+
+std::string shape_text(const Extents& sizes) {
+  std::string text = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
+  return text + "]";
+}
+
+std::string mask_text(DtypeMask allowed) {
+  std::string text;
+  for (int i = 0; i < 64; ++i) {
+    if (allowed >> i & 1) text += (text.empty() ? "" : ", ") + std::string(dtype_name(aclDataType(i)));
+  }
+  return text;
+}
+
+bool is_plain_format(aclFormat format) {
+  return format == ACL_FORMAT_ND || format == ACL_FORMAT_NCHW || format == ACL_FORMAT_NCDHW ||
+         format == ACL_FORMAT_NCL || format == ACL_FORMAT_UNDEFINED;
+}
+
+/// Number of elements, or -1 for a negative size or a product beyond the address space.
+int64_t checked_numel(const Extents& sizes) {
+  int64_t n = 1;
+  for (int64_t size : sizes) {
+    if (size < 0) return -1;
+    if (size != 0 && n > std::numeric_limits<int64_t>::max() / 16 / size) return -1;
+    n *= size;
+  }
+  return n;
+}
+
+}  // namespace
+
+void Phase1::fail(aclError code, std::string reason) {
+  if (failed()) return;
+  code_ = code;
+  set_last_error(std::string(op_) + ": " + reason);
+}
+
+void Phase1::null_argument(const char* name) {
+  fail(ACLNN_ERR_PARAM_NULLPTR,
+       std::string("argument '") + name + "' is a null pointer, which it may not be");
+}
+
+void Phase1::require(bool condition, const char* reason) {
+  if (!condition) fail(ACLNN_ERR_PARAM_INVALID, reason);
+}
+
+void Phase1::tensor(const char* name, const aclTensor* tensor, DtypeMask allowed, bool optional) {
+  if (failed()) return;
+  if (tensor == nullptr) {
+    if (!optional) null_argument(name);
+    return;
+  }
+  const int64_t numel = checked_numel(tensor->sizes);
+  const bool dtype_fits =
+      element_size(tensor->dtype) != 0 && (allowed == 0 || (allowed >> tensor->dtype & 1) != 0);
+  if (!dtype_fits || !is_plain_format(tensor->format) || numel < 0 ||
+      (numel > 0 && tensor->storage == nullptr)) {
+    reject(name, *tensor, allowed, numel);
+  }
+}
+
+void Phase1::reject(const char* name, const aclTensor& tensor, DtypeMask allowed, int64_t numel) {
+  const std::string who = std::string("argument '") + name + "'";
+  if (element_size(tensor.dtype) == 0) {
+    fail(ACLNN_ERR_PARAM_INVALID, who + " has the unknown aclDataType " + std::to_string(tensor.dtype));
+  } else if (allowed != 0 && (allowed >> tensor.dtype & 1) == 0) {
+    fail(ACLNN_ERR_PARAM_INVALID,
+         who + " is " + dtype_name(tensor.dtype) + "; this operator takes " + mask_text(allowed));
+  } else if (!is_plain_format(tensor.format)) {
+    fail(ACLNN_ERR_PARAM_INVALID, who + " has the internal format " + std::to_string(tensor.format) +
+                                      "; cann_host takes plain layouts (ND, NCHW, NCDHW, NCL)");
+  } else if (numel < 0) {
+    fail(ACLNN_ERR_PARAM_INVALID, who + " has the impossible shape " + shape_text(tensor.sizes));
+  } else {
+    fail(ACLNN_ERR_PARAM_NULLPTR, who + " of shape " + shape_text(tensor.sizes) + " has no memory");
+  }
+}
+
+void Phase1::tensors(const char* name, const aclTensorList* list, DtypeMask allowed, bool optional) {
+  if (failed()) return;
+  if (list == nullptr) return null_argument(name);
+  for (const auto& element : list->values) tensor(name, element.get(), allowed, optional);
+}
+
+void Phase1::broadcast(const aclTensor* out, std::initializer_list<const aclTensor*> inputs) {
+  if (failed()) return;
+  // Right-aligned: dimension d from the back of out must be the largest of the inputs' and match each or be 1
+  // there.
+  size_t rank = 0;
+  for (const auto* input : inputs) rank = std::max(rank, input->sizes.size());
+  bool fits = out->sizes.size() == rank;
+  for (size_t back = 1; fits && back <= rank; ++back) {
+    int64_t expected = 1;
+    for (const auto* input : inputs) {
+      if (input->sizes.size() < back) continue;
+      const int64_t size = input->sizes[input->sizes.size() - back];
+      fits = fits && (size == 1 || expected == 1 || size == expected);
+      if (size != 1) expected = size;
+    }
+    fits = fits && out->sizes[rank - back] == expected;
+  }
+  if (fits) return;
+  std::string shapes;
+  for (const auto* input : inputs) shapes += (shapes.empty() ? "" : ", ") + shape_text(input->sizes);
+  fail(ACLNN_ERR_PARAM_INVALID,
+       "the output has shape " + shape_text(out->sizes) + ", which is not the broadcast of " + shapes);
+}
+
+void Phase1::same_shape(const aclTensor* out, std::initializer_list<const aclTensor*> inputs) {
+  if (failed()) return;
+  for (const auto* input : inputs) {
+    if (input->sizes == out->sizes) continue;
+    return fail(ACLNN_ERR_PARAM_INVALID, "input of shape " + shape_text(input->sizes) + ", output of shape " +
+                                             shape_text(out->sizes) + "; they must be equal");
+  }
+}
+
+void Phase1::dim(const aclTensor* tensor, int64_t dim) {
+  if (failed()) return;
+  const auto rank = std::max<int64_t>(static_cast<int64_t>(tensor->sizes.size()), 1);
+  if (dim >= -rank && dim < rank) return;
+  fail(ACLNN_ERR_PARAM_INVALID, "dimension " + std::to_string(dim) + " of a tensor of shape " +
+                                    shape_text(tensor->sizes) + "; allowed: [" + std::to_string(-rank) +
+                                    ", " + std::to_string(rank - 1) + "]");
+}
+
+void Phase1::dims(const aclTensor* tensor, const aclIntArray* dims) {
+  if (dims == nullptr) return;
+  for (int64_t d : dims->values) dim(tensor, d);
+}
+
+void Phase1::rank(const char* name, const aclTensor* tensor, size_t rank) {
+  if (failed() || tensor->sizes.size() == rank) return;
+  fail(ACLNN_ERR_PARAM_INVALID, std::string("argument '") + name + "' has shape " +
+                                    shape_text(tensor->sizes) + "; it must have " + std::to_string(rank) +
+                                    " dimensions");
+}
+
+void Phase1::matmul(const aclTensor* out, const aclTensor* a, const aclTensor* b) {
+  if (failed()) return;
+  const auto ra = a->sizes.size(), rb = b->sizes.size();
+  const bool fits = ra >= 2 && rb >= 2 && a->sizes[ra - 1] == b->sizes[rb - 2] && out->sizes.size() >= 2 &&
+                    out->sizes[out->sizes.size() - 2] == a->sizes[ra - 2] &&
+                    out->sizes[out->sizes.size() - 1] == b->sizes[rb - 1];
+  if (fits) return;
+  fail(ACLNN_ERR_PARAM_INVALID, "cannot multiply " + shape_text(a->sizes) + " by " + shape_text(b->sizes) +
+                                    " into " + shape_text(out->sizes));
+}
+
+}  // namespace cann_host
