@@ -1,0 +1,66 @@
+"""The PyTorch device ``npu`` on any machine.
+
+On a machine with CANN and an Ascend NPU it drives the NPU, elsewhere the software CANN that is bundled (``cann_host``).
+Importing touches neither: CANN is searched at the first question about devices and initialised at the first use of one.
+:func:`cann_info` tells which one was taken and why.
+"""
+
+
+def _autoload() -> None:
+    """Entry point of the group ``torch.backends``, called at the end of ``import torch``.
+
+    The import of this module has done the work. The function stands first because ``import torch_npu`` as a program's
+    first import lands here while this module is waiting for torch below. It never raises: see ``_load_error``.
+    """
+
+
+import warnings  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402, F401
+
+_load_error: str | None = None
+try:
+    from torch_npu import _C
+except ImportError as error:
+    # Raising would break `import torch` for programs that do not want the device at all.
+    _load_error = f"the native library of torch_npu cannot be loaded, so there is no device npu: {error}"
+    warnings.warn(_load_error, RuntimeWarning, stacklevel=2)
+else:
+    from torch_npu import npu
+    from torch_npu._backend import register
+
+    register(npu)
+
+
+def cann_info() -> dict[str, Any]:
+    """Tells which CANN is used and why. Looks for it if nothing has before, but initialises no device.
+
+    Returns:
+        ``root``: folder of the CANN in use, "" if none; ``chosen_by``: the environment variable that named it, or
+        "bundled"; ``is_host``: whether it is the software CANN; ``device_count``; ``soc``: such as "Ascend910B3";
+        ``libraries``: files that were loaded; ``refused``: the roots that were tried before, each with ``root`` and
+        ``reason``; ``error``: why no CANN can be used, "" if one is.
+    """
+    if _load_error is not None:
+        return {
+            "root": "",
+            "chosen_by": "",
+            "is_host": False,
+            "device_count": 0,
+            "soc": "",
+            "libraries": [],
+            "refused": [],
+            "error": _load_error,
+        }
+    return _C._cann_info()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("torch_npu")
+    if _load_error is not None and not name.startswith("__"):
+        raise ImportError(_load_error)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/GeneratorImpl.h>
+
+#include <utility>
+
+namespace torch_npu {
+
+/// Counter-based random numbers (Philox): a draw is a function of (seed, offset), and a kernel that needs n numbers
+/// per thread takes the current pair and moves the offset on. get_state() is 16 bytes, as CUDA's: seed, offset.
+class NPUGeneratorImpl final : public c10::GeneratorImpl {
+ public:
+  explicit NPUGeneratorImpl(c10::DeviceIndex device = -1);
+
+  void set_current_seed(uint64_t seed) override;  // also rewinds the offset to 0
+  uint64_t current_seed() const override;
+  uint64_t seed() override;  // draws a new seed from the system
+
+  /// In units of one 32-bit number; must be a multiple of 4, as one Philox round yields four.
+  void set_offset(uint64_t offset) override;
+  uint64_t get_offset() const override;
+
+  void set_state(const c10::TensorImpl& state) override;
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
+
+  /// Takes (seed, offset) for one launch and advances the offset by `increment`, rounded up to a multiple of 4.
+  /// Locks the generator: call it without holding mutex_.
+  std::pair<uint64_t, uint64_t> philox_engine_inputs(uint64_t increment);
+
+  static c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
+
+ private:
+  NPUGeneratorImpl* clone_impl() const override;
+
+  uint64_t seed_ = c10::default_rng_seed_val;
+  uint64_t offset_ = 0;
+};
+
+/// The generator that ops without a `generator` argument use; -1 is the current device. Makes no device contact.
+const at::Generator& default_generator(c10::DeviceIndex index = -1);
+
+/// The generator an op was given, or its device's default one.
+NPUGeneratorImpl& generator_or_default(const std::optional<at::Generator>& generator, c10::DeviceIndex index);
+
+/// Seeds the default generators of all devices, also of those that nobody has used yet.
+void seed_default_generators(uint64_t seed);
+
+}  // namespace torch_npu

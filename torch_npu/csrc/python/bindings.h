@@ -1,0 +1,16 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+/// torch_npu._C: one file a subject adds its functions; module.cpp lists them. Python's headers are included
+/// in this folder only.
+namespace torch_npu::python {
+
+void bind_device(py::module_& m);
+void bind_stream(py::module_& m);
+void bind_random(py::module_& m);
+
+/// Lets other Python threads run during a call that waits for a device.
+using without_gil = py::call_guard<py::gil_scoped_release>;
+
+}  // namespace torch_npu::python

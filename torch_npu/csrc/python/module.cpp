@@ -1,0 +1,8 @@
+#include "torch_npu/csrc/python/bindings.h"
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "Native part of torch_npu. Private: use torch_npu and torch.npu.";
+  torch_npu::python::bind_device(m);
+  torch_npu::python::bind_stream(m);
+  torch_npu::python::bind_random(m);
+}

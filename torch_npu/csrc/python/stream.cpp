@@ -1,0 +1,49 @@
+#include "torch_npu/csrc/device/stream.h"
+
+#include "torch_npu/csrc/device/device.h"
+#include "torch_npu/csrc/device/event.h"
+#include "torch_npu/csrc/python/bindings.h"
+
+namespace torch_npu::python {
+namespace {
+
+using Triple = std::tuple<c10::StreamId, c10::DeviceIndex, int>;
+
+Triple unpack(c10::Stream stream) {
+  const auto fields = stream.pack3();
+  return {fields.stream_id, fields.device_index, static_cast<int>(fields.device_type)};
+}
+
+c10::Stream pack(c10::StreamId id, int64_t index, int64_t type) {
+  TORCH_CHECK(type == static_cast<int64_t>(c10::DeviceType::PrivateUse1), "expected the device type of npu (",
+              static_cast<int>(c10::DeviceType::PrivateUse1), "), got ", type);
+  TORCH_CHECK(index >= 0 && index < device::kMaxDevices, "invalid device index of a stream: ", index);
+  return c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index), c10::DeviceType::PrivateUse1);
+}
+
+}  // namespace
+
+/// A stream crosses as (stream_id, device_index, device_type), from which torch.npu.Stream makes its object.
+void bind_stream(py::module_& m) {
+  m.def("_current_stream", [](c10::DeviceIndex index) { return unpack(device::current_stream(index)); });
+  m.def("_default_stream", [](c10::DeviceIndex index) { return unpack(device::default_stream(index)); });
+  m.def("_stream_from_pool", [](c10::DeviceIndex index, int priority) {
+    return unpack(device::stream_from_pool(index, priority));
+  });
+  m.def("_external_stream", [](uintptr_t pointer, c10::DeviceIndex index) {
+    return unpack(device::external_stream(reinterpret_cast<aclrtStream>(pointer), index));
+  });
+  m.def("_exchange_stream", [](c10::StreamId id, int64_t index, int64_t type) {
+    return unpack(device::exchange_stream(pack(id, index, type)));
+  });
+  m.def("_stream_handle", [](c10::StreamId id, int64_t index, int64_t type) {
+    return reinterpret_cast<uintptr_t>(device::stream_handle(pack(id, index, type)));
+  });
+  m.def("_stream_priority", [](c10::StreamId id, int64_t index, int64_t type) {
+    return device::stream_priority(pack(id, index, type));
+  });
+  m.def("_recorded_time",
+        [](uintptr_t event) { return device::recorded_time(reinterpret_cast<void*>(event)); });
+}
+
+}  // namespace torch_npu::python

@@ -1,0 +1,116 @@
+"""``torch.npu``: devices, streams, random numbers and mixed precision of the device ``npu``.
+
+Private names that PyTorch or DTensor look up here are imported ``as`` themselves.
+"""
+
+import atexit
+from typing import Any
+
+from torch_npu import _C
+from torch_npu.npu import _utils as _utils
+from torch_npu.npu import amp, random
+from torch_npu.npu._utils import _get_device_index as _get_device_index
+from torch_npu.npu.autocast import (
+    get_amp_supported_dtype,
+    get_autocast_dtype,
+    is_autocast_enabled,
+    set_autocast_dtype,
+    set_autocast_enabled,
+)
+from torch_npu.npu.devices import (
+    _is_in_bad_fork as _is_in_bad_fork,
+    _lazy_init as _lazy_init,
+    can_device_access_peer,
+    current_device,
+    device,
+    device_count,
+    device_of,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    get_soc_version,
+    init,
+    is_available,
+    is_bf16_supported,
+    is_initialized,
+    mem_get_info,
+    set_device,
+    synchronize,
+    utilization,
+)
+from torch_npu.npu.random import (
+    _get_rng_state_offset as _get_rng_state_offset,
+    _set_rng_state_offset as _set_rng_state_offset,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from torch_npu.npu.streams import (
+    Event,
+    ExternalStream,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+)
+
+__all__ = [
+    "Event",
+    "ExternalStream",
+    "Stream",
+    "StreamContext",
+    "amp",
+    "can_device_access_peer",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "get_amp_supported_dtype",
+    "get_autocast_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "get_soc_version",
+    "init",
+    "initial_seed",
+    "is_autocast_enabled",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "mem_get_info",
+    "random",
+    "seed",
+    "seed_all",
+    "set_autocast_dtype",
+    "set_autocast_enabled",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "utilization",
+]
+
+# Work that is still queued when the interpreter ends would meet a process half torn down.
+atexit.register(_C._synchronize_all)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return random._default_generators()
+    raise AttributeError(f"module 'torch.npu' has no attribute {name!r}")

@@ -1,0 +1,155 @@
+"""Streams and events.
+
+A stream is a queue of work on one device. Work of different streams may overlap; an event orders them. Each thread has
+a current stream on every device, at first the device's default one.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+
+from torch_npu import _C
+from torch_npu.npu._utils import _get_device_index
+from torch_npu.npu.devices import DeviceLike
+
+
+class Stream(torch.Stream):
+    """A stream of the device's pool (32 of each priority, handed out in turn).
+
+    Args:
+        device: where it lives; the current device if None.
+        priority: negative is high. An NPU knows two: high and normal.
+        stream_id, device_index, device_type: instead of the two above, names an existing stream.
+
+    Raises:
+        RuntimeError: there is no such device or stream.
+    """
+
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: int) -> "Stream":
+        if kwargs:
+            _C._stream_handle(**kwargs)  # raises if there is no such stream
+            return super().__new__(cls, **kwargs)
+        index = _get_device_index(device, optional=True)
+        return _wrap(_C._stream_from_pool(index, priority), cls)
+
+    @property
+    def npu_stream(self) -> int:
+        """The aclrtStream, as an address."""
+        return _C._stream_handle(self.stream_id, self.device_index, self.device_type)
+
+    @property
+    def priority(self) -> int:
+        """-1 for a stream of high priority, else 0."""
+        return _C._stream_priority(self.stream_id, self.device_index, self.device_type)
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.npu_stream)
+
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        """Records ``event``, or a new one, at the end of the work that the stream has now; returns it."""
+        if event is None:
+            event = Event()
+        event.record(self)
+        return event
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        """Makes later work of this stream wait for the work that ``stream`` has now."""
+        self.wait_event(stream.record_event())
+
+    def __repr__(self) -> str:
+        return f"<torch_npu.npu.Stream device={self.device} npu_stream={self.npu_stream:#x}>"
+
+
+class ExternalStream(Stream):
+    """A stream that other code created and keeps alive.
+
+    Args:
+        stream_ptr: the aclrtStream, as an address.
+        device: where it lives; the current device if None.
+    """
+
+    def __new__(cls, stream_ptr: int, device: DeviceLike = None) -> "ExternalStream":
+        return _wrap(_C._external_stream(stream_ptr, _get_device_index(device, optional=True)), cls)
+
+
+class Event(torch.Event):
+    """A mark in a stream's work, which other streams and the host can wait for. The first record() makes it real.
+
+    Args:
+        enable_timing: whether it has a time stamp.
+        blocking: accepted; waiting on the host always blocks.
+        interprocess: must be False.
+
+    Raises:
+        NotImplementedError: ``interprocess``.
+    """
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> "Event":
+        if interprocess:
+            raise NotImplementedError("npu events cannot be shared between processes: use interprocess=False")
+        return super().__new__(cls, "npu", enable_timing=enable_timing, blocking=blocking)
+
+    @property
+    def npu_event(self) -> int:
+        """The aclrtEvent, as an address; 0 before the first record()."""
+        return self.event_id
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.npu_event)
+
+    def recorded_time(self) -> int:
+        """The device's clock when the event was reached, in microseconds. Needs enable_timing."""
+        return _C._recorded_time(self.npu_event)
+
+    def __repr__(self) -> str:
+        state = f"{self.npu_event:#x}" if self.npu_event else "uninitialized"
+        return f"<torch_npu.npu.Event {state}>"
+
+
+def _wrap(triple: tuple[int, int, int], cls: type = Stream) -> Any:
+    stream_id, device_index, device_type = triple
+    return torch.Stream.__new__(cls, stream_id=stream_id, device_index=device_index, device_type=device_type)
+
+
+def current_stream(device: DeviceLike = None) -> Stream:
+    """The calling thread's current stream on the device (default: the current one)."""
+    return _wrap(_C._current_stream(_get_device_index(device, optional=True)))
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """The stream that is current on the device until another is selected."""
+    return _wrap(_C._default_stream(_get_device_index(device, optional=True)))
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Makes ``stream`` the current one of its device, and its device the current one; None changes nothing."""
+    if stream is None:
+        return
+    _C._exchange_stream(stream.stream_id, stream.device_index, stream.device_type)
+    _C._set_device(stream.device_index)
+
+
+class StreamContext:
+    """Context manager under which ``stream`` and its device are current; None changes nothing."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            stream = self.stream
+            self._device = _C._exchange_device(stream.device_index)
+            self._previous = _C._exchange_stream(stream.stream_id, stream.device_index, stream.device_type)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.stream is not None:
+            _C._exchange_stream(*self._previous)
+            _C._exchange_device(self._device)
+
+
+def stream(stream: torch.Stream | None) -> StreamContext:
+    """``with torch.npu.stream(s):`` work goes to ``s``."""
+    return StreamContext(stream)
