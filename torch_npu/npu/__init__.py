@@ -19,7 +19,11 @@ from torch_npu.npu.autocast import (
 )
 from torch_npu.npu.devices import (
     _is_in_bad_fork as _is_in_bad_fork,
+)
+from torch_npu.npu.devices import (
     _lazy_init as _lazy_init,
+)
+from torch_npu.npu.devices import (
     can_device_access_peer,
     current_device,
     device,
@@ -40,7 +44,11 @@ from torch_npu.npu.devices import (
 )
 from torch_npu.npu.random import (
     _get_rng_state_offset as _get_rng_state_offset,
+)
+from torch_npu.npu.random import (
     _set_rng_state_offset as _set_rng_state_offset,
+)
+from torch_npu.npu.random import (
     get_rng_state,
     get_rng_state_all,
     initial_seed,

@@ -100,6 +100,10 @@ class Event(torch.Event):
     def _as_parameter_(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(self.npu_event)
 
+    def elapsed_time(self, end_event: torch.Event) -> float:
+        """Milliseconds from this event to ``end_event``. Both need enable_timing, and must have been reached."""
+        return _C._elapsed_time(self, end_event)
+
     def recorded_time(self) -> int:
         """The device's clock when the event was reached, in microseconds. Needs enable_timing."""
         return _C._recorded_time(self.npu_event)

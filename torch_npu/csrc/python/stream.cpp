@@ -1,5 +1,7 @@
 #include "torch_npu/csrc/device/stream.h"
 
+#include <torch/csrc/Event.h>
+
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/device/event.h"
 #include "torch_npu/csrc/python/bindings.h"
@@ -21,6 +23,17 @@ c10::Stream pack(c10::StreamId id, int64_t index, int64_t type) {
   return c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index), c10::DeviceType::PrivateUse1);
 }
 
+/// Milliseconds from `start` to `end`. torch.Event.elapsed_time itself refuses subclasses such as
+/// torch.npu.Event.
+double elapsed_time(py::handle start, py::handle end) {
+  for (py::handle event : {start, end}) {
+    TORCH_CHECK_TYPE(THPEvent_Check(event.ptr()), "expected a torch.Event, got ",
+                     py::str(py::type::of(event)).cast<std::string>());
+  }
+  return reinterpret_cast<THPEvent*>(start.ptr())
+      ->event.elapsedTime(reinterpret_cast<THPEvent*>(end.ptr())->event);
+}
+
 }  // namespace
 
 /// A stream crosses as (stream_id, device_index, device_type), from which torch.npu.Stream makes its object.
@@ -36,12 +49,16 @@ void bind_stream(py::module_& m) {
   m.def("_exchange_stream", [](c10::StreamId id, int64_t index, int64_t type) {
     return unpack(device::exchange_stream(pack(id, index, type)));
   });
-  m.def("_stream_handle", [](c10::StreamId id, int64_t index, int64_t type) {
-    return reinterpret_cast<uintptr_t>(device::stream_handle(pack(id, index, type)));
-  });
+  m.def(
+      "_stream_handle",
+      [](c10::StreamId id, int64_t index, int64_t type) {
+        return reinterpret_cast<uintptr_t>(device::stream_handle(pack(id, index, type)));
+      },
+      py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"));
   m.def("_stream_priority", [](c10::StreamId id, int64_t index, int64_t type) {
     return device::stream_priority(pack(id, index, type));
   });
+  m.def("_elapsed_time", &elapsed_time);
   m.def("_recorded_time",
         [](uintptr_t event) { return device::recorded_time(reinterpret_cast<void*>(event)); });
 }
