@@ -1,13 +1,12 @@
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <set>
 #include <vector>
 
 namespace torch_npu::memory {
@@ -15,7 +14,15 @@ namespace torch_npu::memory {
 /// The driver's stream handle (aclrtStream); null is the default stream.
 using StreamHandle = void*;
 
+struct Block;
 struct StreamPool;
+
+struct BySizeThenAddress {
+  using is_transparent = void;
+  bool operator()(const Block* a, const Block* b) const;
+  bool operator()(const Block* a, size_t size) const;
+};
+using FreeSet = std::set<Block*, BySizeThenAddress>;
 
 /// A contiguous piece of a device segment: one allocation, or one free piece that waits for its next use.
 ///
@@ -32,19 +39,25 @@ struct Block {
   /// Owned CPU storage over the same bytes, or null. Use host_alias() of host_alias.h, never this field.
   std::atomic<c10::StorageImpl*> alias{nullptr};
 
+  bool is_small = false;  // lives in a segment of the small pool
   bool allocated = false;
-  bool is_small = false;       // lives in a segment of the small pool
   int32_t pending_events = 0;  // events of other streams that must complete before the block can be reused
-  uint32_t idle_since = 0;     // allocator's allocation count when the block became free (garbage collection)
-  size_t accounted_size = 0;   // bytes that the statistics count for this allocation
+  uint64_t idle_since = 0;     // the device's allocation count when the block became free
   StreamPool* pool = nullptr;  // where the block goes when it is free
   Block* prev = nullptr;       // neighbours by address within the segment
   Block* next = nullptr;
-  Block* free_prev = nullptr;  // neighbours in the free list of the block's size
-  Block* free_next = nullptr;
-  std::vector<StreamHandle> stream_uses;  // other streams that the block was used on (recordStream)
+  Block* bin_prev = nullptr;  // neighbours in the bin of free small blocks of this size
+  Block* bin_next = nullptr;
+  FreeSet::node_type free_node;           // a large block's node of FreeSet while it is not free
+  std::vector<StreamHandle> stream_uses;  // other streams that use the block (recordStream)
 
   bool is_split() const { return prev != nullptr || next != nullptr; }
+  bool is_free() const { return !allocated && pending_events == 0 && stream_uses.empty(); }
 };
+
+inline bool BySizeThenAddress::operator()(const Block* a, const Block* b) const {
+  return a->size != b->size ? a->size < b->size : a->ptr < b->ptr;
+}
+inline bool BySizeThenAddress::operator()(const Block* a, size_t size) const { return a->size < size; }
 
 }  // namespace torch_npu::memory

@@ -2,23 +2,23 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "torch_npu/csrc/memory/block.h"
+#include "torch_npu/csrc/memory/device_pool.h"
+#include "torch_npu/csrc/memory/driver.h"
 
 namespace torch_npu::memory {
 
-class DevicePool;
-
-/// The allocator of device `npu`: one DevicePool a device, registered with c10 as the allocator of
-/// PrivateUse1.
+/// The allocator of device `npu`: one DevicePool a device, made when the device is first used.
 class NPUCachingAllocator final : public c10::DeviceAllocator {
  public:
-  NPUCachingAllocator();
-  ~NPUCachingAllocator() override;
+  explicit NPUCachingAllocator(Driver& driver) : driver_(driver) {}
 
   /// Memory on the current device, for use on its current stream. Zero bytes give a null pointer on that
   /// device.
@@ -33,7 +33,7 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
 
-  /// A block without DataPtr, on a given device and stream; give it back with free_block.
+  /// A block without a DataPtr, on a given device and stream; give it back with free_block.
   Block* allocate_block(size_t nbytes, c10::DeviceIndex device, StreamHandle stream);
   void free_block(Block* block);
 
@@ -41,8 +41,8 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   void* raw_alloc(size_t nbytes, c10::DeviceIndex device, StreamHandle stream);
   void raw_free(void* ptr);
 
-  /// The device whose memory holds `ptr`, or -1.
-  c10::DeviceIndex device_of(const void* ptr);
+  /// True if `ptr` points into memory of this allocator.
+  bool owns(const void* ptr);
 
   /// Upper limit of what this process may reserve, as a fraction of the device's memory.
   void set_memory_fraction(double fraction, c10::DeviceIndex device);
@@ -50,14 +50,22 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
 
   std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot();
 
- private:
-  DevicePool& pool(c10::DeviceIndex device);
+  Driver& driver() const { return driver_; }
 
+ private:
+  static constexpr c10::DeviceIndex kMaxDevices = 64;
+
+  DevicePool& pool(c10::DeviceIndex device);
+  DevicePool& make_pool(c10::DeviceIndex device);
+  std::vector<DevicePool*> existing_pools();
+
+  Driver& driver_;
   std::mutex mutex_;  // guards the creation of pools and raw_blocks_
-  std::vector<std::unique_ptr<DevicePool>> pools_;
+  std::array<std::atomic<DevicePool*>, kMaxDevices> pools_{};
   std::unordered_map<void*, Block*> raw_blocks_;
 };
 
+/// The allocator over CANN that is registered with c10 for PrivateUse1.
 NPUCachingAllocator& caching_allocator();
 
 /// The deleter of every npu DataPtr of this allocator; its argument is the Block.

@@ -10,21 +10,25 @@
 ///
 /// At any time either the npu DataPtr or the CPU storage owns the block, never both. Whoever outlives the
 /// other keeps the bytes: if an alias is still held when the npu DataPtr dies, the ownership moves to the
-/// alias.
+/// alias. So no alias ever shows bytes that belong to another tensor.
 namespace torch_npu::memory {
 
-/// The CPU storage over `block`, made at first use; `nbytes` becomes its size. Safe to call from several
-/// threads.
+/// The CPU storage over an allocated `block`, made at first use; its size is set to `nbytes`. Safe to call
+/// from several threads.
 c10::intrusive_ptr<c10::StorageImpl> host_alias(Block& block, size_t nbytes);
 
 /// A CPU DataPtr that owns a new npu block on the current device and stream: the output of a CPU kernel.
 c10::DataPtr allocate_for_host(size_t nbytes);
 
-/// The block that the DataPtr of a CPU storage owns or aliases; null if the storage is not over npu memory.
+/// The block that the DataPtr of a CPU storage owns or aliases; null if it is not npu memory.
 Block* block_of_host(const c10::DataPtr& data);
 
-/// Moves the ownership of the block from `host` (made by allocate_for_host) to the returned npu DataPtr and
-/// keeps `host` as the block's alias: no byte is copied.
+/// Moves the ownership of the block from `host`, whose DataPtr allocate_for_host made, to the returned npu
+/// DataPtr, and keeps `host` as the block's alias: no byte is copied.
 c10::DataPtr adopt_host_storage(c10::intrusive_ptr<c10::StorageImpl> host);
+
+/// Called when the npu DataPtr of `block` dies: drops the alias, or makes it the block's owner if others
+/// still hold it. Returns true in the latter case.
+bool hand_over_to_alias(Block& block);
 
 }  // namespace torch_npu::memory

@@ -1,0 +1,165 @@
+#include "torch_npu/csrc/memory/caching_allocator.h"
+
+#include <c10/util/Exception.h>
+
+#include "torch_npu/csrc/memory/host_alias.h"
+
+namespace torch_npu::memory {
+
+using c10::CachingDeviceAllocator::DeviceStats;
+using c10::CachingDeviceAllocator::SegmentInfo;
+
+namespace {
+
+c10::Device npu(c10::DeviceIndex index) { return {c10::DeviceType::PrivateUse1, index}; }
+
+}  // namespace
+
+// ---- pools ----
+
+DevicePool& NPUCachingAllocator::pool(c10::DeviceIndex device) {
+  TORCH_CHECK(device >= 0 && device < kMaxDevices, "npu memory: no device has index ",
+              static_cast<int>(device));
+  DevicePool* pool = pools_[device].load(std::memory_order_acquire);
+  return pool ? *pool : make_pool(device);
+}
+
+DevicePool& NPUCachingAllocator::make_pool(c10::DeviceIndex device) {
+  const c10::DeviceIndex count = driver_.device_count();
+  TORCH_CHECK(device < count, "npu memory: device index ", static_cast<int>(device),
+              " is out of range, this process sees ", static_cast<int>(count), " npu device(s)");
+  std::lock_guard lock(mutex_);
+  DevicePool* pool = pools_[device].load(std::memory_order_acquire);
+  if (!pool) {
+    // Never deleted: tensors may be freed while the process exits.
+    pool = new DevicePool(device, driver_);
+    pools_[device].store(pool, std::memory_order_release);
+  }
+  return *pool;
+}
+
+std::vector<DevicePool*> NPUCachingAllocator::existing_pools() {
+  std::vector<DevicePool*> result;
+  for (const auto& pool : pools_) {
+    if (DevicePool* existing = pool.load(std::memory_order_acquire)) result.push_back(existing);
+  }
+  return result;
+}
+
+bool NPUCachingAllocator::initialized() { return !existing_pools().empty(); }
+
+// ---- allocation ----
+
+c10::DataPtr NPUCachingAllocator::allocate(size_t nbytes) {
+  const c10::DeviceIndex device = driver_.current_device();
+  if (nbytes == 0) return {nullptr, npu(device)};
+  Block* block = allocate_block(nbytes, device, driver_.current_stream(device));
+  return {block->ptr, block, &delete_block, npu(device)};
+}
+
+Block* NPUCachingAllocator::allocate_block(size_t nbytes, c10::DeviceIndex device, StreamHandle stream) {
+  return pool(device).allocate(nbytes, stream);
+}
+
+void NPUCachingAllocator::free_block(Block* block) { pool(block->device).free(block); }
+
+void delete_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  if (block->alias.load(std::memory_order_relaxed) && hand_over_to_alias(*block)) return;
+  caching_allocator().free_block(block);
+}
+
+void NPUCachingAllocator::copy_data(void* dest, const void* src, std::size_t count) const {
+  driver_.copy(dest, src, count);
+}
+
+void* NPUCachingAllocator::raw_alloc(size_t nbytes, c10::DeviceIndex device, StreamHandle stream) {
+  if (nbytes == 0) return nullptr;
+  Block* block = allocate_block(nbytes, device, stream);
+  std::lock_guard lock(mutex_);
+  raw_blocks_.emplace(block->ptr, block);
+  return block->ptr;
+}
+
+void NPUCachingAllocator::raw_free(void* ptr) {
+  if (!ptr) return;
+  Block* block = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = raw_blocks_.find(ptr);
+    TORCH_CHECK(found != raw_blocks_.end(), "npu memory: ", ptr,
+                " was not allocated by caching_allocator_alloc, or is freed already");
+    block = found->second;
+    raw_blocks_.erase(found);
+  }
+  free_block(block);
+}
+
+void NPUCachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
+  // Memory of other owners (from_blob, an IPC handle) and empty tensors have nothing to delay.
+  Block* block = block_of(data);
+  if (!block) return;
+  TORCH_CHECK(stream.device() == data.device(), "record_stream: the memory is on ", data.device(),
+              ", but the stream on ", stream.device());
+  pool(block->device).record_stream(block, driver_.stream_handle(stream));
+}
+
+void NPUCachingAllocator::emptyCache(c10::MempoolId_t mempool_id) {
+  TORCH_CHECK(mempool_id == c10::MempoolId_t(0, 0), "npu memory: there is no memory pool with id (",
+              mempool_id.first, ", ", mempool_id.second, ")");
+  for (DevicePool* pool : existing_pools()) pool->empty_cache();
+}
+
+// ---- questions ----
+
+DeviceStats NPUCachingAllocator::getDeviceStats(c10::DeviceIndex device) { return pool(device).stats(); }
+void NPUCachingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  pool(device).reset_accumulated_stats();
+}
+void NPUCachingAllocator::resetPeakStats(c10::DeviceIndex device) { pool(device).reset_peak_stats(); }
+
+std::pair<size_t, size_t> NPUCachingAllocator::getMemoryInfo(c10::DeviceIndex device) {
+  return driver_.memory_info(device);
+}
+
+bool NPUCachingAllocator::owns(const void* ptr) {
+  for (DevicePool* pool : existing_pools()) {
+    if (pool->owns(ptr)) return true;
+  }
+  return false;
+}
+
+void NPUCachingAllocator::set_memory_fraction(double fraction, c10::DeviceIndex device) {
+  pool(device).set_memory_fraction(fraction);
+}
+
+double NPUCachingAllocator::memory_fraction(c10::DeviceIndex device) {
+  return pool(device).memory_fraction();
+}
+
+std::vector<SegmentInfo> NPUCachingAllocator::snapshot() {
+  std::vector<SegmentInfo> result;
+  for (DevicePool* pool : existing_pools()) {
+    std::vector<SegmentInfo> segments = pool->snapshot();
+    result.insert(result.end(), std::make_move_iterator(segments.begin()),
+                  std::make_move_iterator(segments.end()));
+  }
+  return result;
+}
+
+NPUCachingAllocator& caching_allocator() {
+  // Never deleted: tensors may be freed while the process exits.
+  static auto& allocator = *new NPUCachingAllocator(cann_driver());
+  return allocator;
+}
+
+namespace {
+
+const bool registered = [] {
+  c10::SetAllocator(c10::DeviceType::PrivateUse1, &caching_allocator());
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace torch_npu::memory

@@ -1,0 +1,514 @@
+#include "torch_npu/csrc/memory/device_pool.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/llvmMathExtras.h>
+
+#include <algorithm>
+
+namespace torch_npu::memory {
+
+using c10::CachingAllocator::format_size;
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+using c10::CachingAllocator::StatType;
+using c10::CachingDeviceAllocator::BlockInfo;
+using c10::CachingDeviceAllocator::DeviceStats;
+using c10::CachingDeviceAllocator::SegmentInfo;
+
+namespace {
+
+constexpr size_t kMinBlock = 512;                    // all sizes are multiples of it
+constexpr size_t kSmallMax = size_t{1} << 20;        // largest size that comes from a small segment
+constexpr size_t kSmallSegment = size_t{2} << 20;    // segments that small blocks are cut from
+constexpr size_t kMinOwnSegment = size_t{10} << 20;  // from here on each allocation gets its own segment
+constexpr size_t kSegmentGranule = size_t{2} << 20;  // sizes of own segments are multiples of it
+constexpr size_t kExabyte = size_t{1} << 60;
+
+size_t round_up(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+/// The next of `divisions` equal steps between two powers of 2: 1200 with 4 divisions gives 1280.
+size_t round_up_to_division(size_t size, size_t divisions) {
+  const size_t step = c10::llvm::PowerOf2Floor(size) / divisions;
+  return round_up(size, std::max<size_t>(step, 1));
+}
+
+size_t index_of(const Block* block) {
+  return static_cast<size_t>(block->is_small ? StatType::SMALL_POOL : StatType::LARGE_POOL);
+}
+
+void increase(StatArray& stat, size_t pool, size_t amount) {
+  stat[0].increase(amount);
+  stat[pool].increase(amount);
+}
+
+void decrease(StatArray& stat, size_t pool, size_t amount) {
+  stat[0].decrease(amount);
+  stat[pool].decrease(amount);
+}
+
+/// Calls `f` with every Stat of `stats`.
+template <typename F>
+void for_each_stat(DeviceStats& stats, F f) {
+  for (StatArray* array :
+       {&stats.allocation, &stats.segment, &stats.active, &stats.inactive_split, &stats.allocated_bytes,
+        &stats.reserved_bytes, &stats.active_bytes, &stats.inactive_split_bytes, &stats.requested_bytes}) {
+    std::for_each(array->begin(), array->end(), f);
+  }
+  f(stats.oversize_allocations);
+  f(stats.oversize_segments);
+}
+
+}  // namespace
+
+DevicePool::DevicePool(c10::DeviceIndex device, Driver& driver)
+    : device_(device),
+      driver_(driver),
+      tail_padding_(driver.tail_padding()),
+      fraction_(settings().memory_fraction),
+      total_memory_(driver.memory_info(device).second) {}
+
+DevicePool::~DevicePool() { empty_cache(); }
+
+// ---- sizes and pools ----
+
+size_t DevicePool::round_size(size_t nbytes) const {
+  const size_t size = nbytes + tail_padding_;
+  const size_t divisions = settings().divisions_for(size);
+  if (divisions > 1 && size > kMinBlock * divisions) return round_up_to_division(size, divisions);
+  return round_up(std::max<size_t>(size, 1), kMinBlock);
+}
+
+StreamPool& DevicePool::stream_pool(StreamHandle stream) {
+  if (last_pool_ && last_pool_->stream == stream) return *last_pool_;
+  std::unique_ptr<StreamPool>& pool = pools_[stream];
+  if (!pool) {
+    pool = std::make_unique<StreamPool>();
+    pool->stream = stream;
+  }
+  return *(last_pool_ = pool.get());
+}
+
+size_t DevicePool::limit() { return static_cast<size_t>(fraction_ * static_cast<double>(total_memory_)); }
+
+// ---- allocation ----
+
+Block* DevicePool::allocate(size_t nbytes, StreamHandle stream) {
+  std::unique_lock lock(mutex_);
+  if (nbytes >= kExabyte) raise_out_of_memory(lock, nbytes);
+  if (!pending_.empty()) reclaim_completed();
+  ++allocation_count_;
+
+  const size_t size = round_size(nbytes);
+  const bool is_small = size <= kSmallMax;
+  StreamPool& pool = stream_pool(stream);
+  Block* block = take_free_block(pool, size, is_small);
+  if (!block) [[unlikely]] {
+    block = allocate_segment_or_reclaim(pool, size, is_small, nbytes);
+    if (!block) raise_out_of_memory(lock, nbytes);
+  }
+  split(block, size);
+
+  block->allocated = true;
+  block->requested_size = nbytes;
+  const size_t index = index_of(block);
+  increase(stats_.allocation, index, 1);
+  increase(stats_.allocated_bytes, index, block->size);
+  increase(stats_.active, index, 1);
+  increase(stats_.active_bytes, index, block->size);
+  increase(stats_.requested_bytes, index, nbytes);
+  if (block->size >= settings().max_split_size) stats_.oversize_allocations.increase(1);
+  return block;
+}
+
+/// Removes the best fit from the free blocks; null if there is none that may serve the request.
+Block* DevicePool::take_free_block(StreamPool& pool, size_t size, bool is_small) {
+  if (is_small) {
+    Block* block = pool.small.best_fit(size);
+    if (block) pool.small.remove(block);
+    return block;
+  }
+  const auto found = pool.large.lower_bound(size);
+  if (found == pool.large.end()) return nullptr;
+  Block* block = *found;
+  const size_t max_split = settings().max_split_size;
+  if (size < max_split && block->size >= max_split)
+    return nullptr;  // keep oversize blocks for oversize requests
+  if (size >= max_split && block->size >= size + settings().max_non_split_rounding) return nullptr;
+  block->free_node = pool.large.extract(found);
+  return block;
+}
+
+/// Cuts `block` to `size` if the rest is worth keeping; the rest becomes a free block behind it.
+void DevicePool::split(Block* block, size_t size) {
+  const size_t index = index_of(block);
+  const bool was_split = block->is_split();
+  const size_t rest_size = block->size - size;
+  const bool worth_it =
+      block->is_small ? rest_size >= kMinBlock : size < settings().max_split_size && rest_size > kSmallMax;
+  if (!worth_it) {
+    if (was_split) {
+      decrease(stats_.inactive_split, index, 1);
+      decrease(stats_.inactive_split_bytes, index, block->size);
+    }
+    return;
+  }
+  Block* rest = new_block();
+  rest->ptr = static_cast<char*>(block->ptr) + size;
+  rest->size = rest_size;
+  rest->is_small = block->is_small;
+  rest->device = block->device;
+  rest->stream = block->stream;
+  rest->pool = block->pool;
+  rest->prev = block;
+  rest->next = block->next;
+  if (rest->next) rest->next->prev = rest;
+  block->next = rest;
+  block->size = size;
+  insert_free(rest);
+
+  if (was_split) {
+    decrease(stats_.inactive_split_bytes, index, size);
+  } else {
+    increase(stats_.inactive_split, index, 1);
+    increase(stats_.inactive_split_bytes, index, rest_size);
+  }
+}
+
+/// A segment for `size` bytes as one free block that is in no free list; null if the memory limit or the
+/// driver refuses.
+Block* DevicePool::allocate_segment(StreamPool& pool, size_t size, bool is_small) {
+  const size_t segment_size = is_small                ? kSmallSegment
+                              : size < kMinOwnSegment ? settings().large_segment_size
+                                                      : round_up(size, kSegmentGranule);
+  if (reserved_ + segment_size > limit()) return nullptr;
+  void* ptr = driver_.allocate(device_, segment_size);
+  if (!ptr) return nullptr;
+
+  Block* block = new_block();
+  block->ptr = ptr;
+  block->size = segment_size;
+  block->is_small = is_small;
+  block->device = device_;
+  block->stream = pool.stream;
+  block->pool = &pool;
+  segments_.emplace(ptr, Segment{block, segment_size});
+  reserved_ += segment_size;
+  const size_t index = index_of(block);
+  increase(stats_.segment, index, 1);
+  increase(stats_.reserved_bytes, index, segment_size);
+  if (segment_size >= settings().max_split_size) stats_.oversize_segments.increase(1);
+  ++stats_.num_device_alloc;
+  return block;
+}
+
+/// Gives up cached memory in steps, from the least to the most costly, until a segment can be had.
+Block* DevicePool::allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small,
+                                               size_t requested) {
+  if (settings().garbage_collection_threshold > 0) collect_garbage(size);
+  if (Block* block = allocate_segment(pool, size, is_small)) return block;
+  if (release_oversize(pool, size)) {
+    if (Block* block = allocate_segment(pool, size, is_small)) return block;
+  }
+  ++stats_.num_alloc_retries;
+  release_cached();
+  return allocate_segment(pool, size, is_small);
+}
+
+void DevicePool::raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t requested) {
+  ++stats_.num_ooms;
+  const int64_t allocated = stats_.allocated_bytes[0].current;
+  const auto reserved = static_cast<int64_t>(reserved_);
+  const double fraction = fraction_;
+  lock.unlock();
+
+  const auto [free, total] = driver_.memory_info(device_);
+  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(requested), allocated, reserved,
+                                   c10::Device(c10::DeviceType::PrivateUse1, device_));
+  TORCH_CHECK_WITH(OutOfMemoryError, requested < kExabyte,
+                   "NPU out of memory. Tried to allocate more than 1EB memory.");
+  std::string allowed;
+  if (fraction < 1) {
+    allowed = c10::str(" This process may use ", format_size(static_cast<uint64_t>(fraction * total)),
+                       " (memory fraction ", fraction, ").");
+  }
+  const std::string& text = settings().text;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", format_size(requested),
+                   ". Device ", static_cast<int>(device_), " has a total capacity of ", format_size(total),
+                   " of which ", format_size(free), " is free.", allowed, " Of the memory in use, ",
+                   format_size(allocated), " is allocated by PyTorch and ", format_size(reserved - allocated),
+                   " is reserved by PyTorch but unallocated (settings: PYTORCH_NPU_ALLOC_CONF=",
+                   text.empty() ? "unset" : text,
+                   "). If much is reserved but unallocated, the cache is fragmented: ",
+                   "try a max_split_size_mb; otherwise use smaller batches or fewer live tensors.");
+}
+
+// ---- release ----
+
+void DevicePool::free(Block* block) {
+  std::lock_guard lock(mutex_);
+  block->allocated = false;
+  const size_t index = index_of(block);
+  decrease(stats_.allocation, index, 1);
+  decrease(stats_.allocated_bytes, index, block->size);
+  if (block->size >= settings().max_split_size) stats_.oversize_allocations.decrease(1);
+
+  if (block->stream_uses.empty()) [[likely]] {
+    put_back(block);
+    return;
+  }
+  for (StreamHandle stream : std::exchange(block->stream_uses, {})) {
+    ++block->pending_events;  // first: if no event can be had, the block must never be reused
+    pending_[stream].emplace_back(driver_.record_event(device_, stream), block);
+  }
+}
+
+void DevicePool::record_stream(Block* block, StreamHandle stream) {
+  std::lock_guard lock(mutex_);
+  if (stream == block->stream) return;  // its own stream runs in order
+  auto& uses = block->stream_uses;
+  if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+}
+
+/// Makes a block free that no stream uses any more, joined with its free neighbours.
+void DevicePool::put_back(Block* block) {
+  const size_t index = index_of(block);
+  const size_t size = block->size;
+  decrease(stats_.active, index, 1);
+  decrease(stats_.active_bytes, index, size);
+  decrease(stats_.requested_bytes, index, block->requested_size);
+  block->requested_size = 0;
+
+  int64_t inactive_blocks = 0;
+  int64_t inactive_bytes = 0;
+  for (Block* neighbour : {block->prev, block->next}) {
+    if (!neighbour || !neighbour->is_free()) continue;
+    --inactive_blocks;
+    inactive_bytes -= static_cast<int64_t>(neighbour->size);
+    remove_free(neighbour);
+    block = neighbour->ptr < block->ptr ? join(neighbour, block) : join(block, neighbour);
+  }
+  if (block->is_split()) {
+    ++inactive_blocks;
+    inactive_bytes += static_cast<int64_t>(block->size);
+  }
+  auto change = [index](StatArray& stat, int64_t amount) {
+    if (amount > 0) increase(stat, index, amount);
+    if (amount < 0) decrease(stat, index, -amount);
+  };
+  change(stats_.inactive_split, inactive_blocks);
+  change(stats_.inactive_split_bytes, inactive_bytes);
+  block->idle_since = allocation_count_;
+  insert_free(block);
+}
+
+/// Makes one block of two neighbours; the lower one survives.
+Block* DevicePool::join(Block* low, Block* high) {
+  low->size += high->size;
+  low->next = high->next;
+  if (low->next) low->next->prev = low;
+  delete_block(high);
+  return low;
+}
+
+void DevicePool::insert_free(Block* block) {
+  if (block->is_small) {
+    block->pool->small.insert(block);
+  } else if (block->free_node.empty()) {
+    block->pool->large.insert(block);
+  } else {
+    block->free_node.value() = block;
+    block->pool->large.insert(std::move(block->free_node));
+  }
+}
+
+void DevicePool::remove_free(Block* block) {
+  if (block->is_small) {
+    block->pool->small.remove(block);
+  } else {
+    block->free_node = block->pool->large.extract(block);
+  }
+}
+
+/// Puts back the blocks whose last event has completed. Events of one stream complete in order.
+void DevicePool::reclaim_completed() {
+  for (auto stream = pending_.begin(); stream != pending_.end();) {
+    PendingEvents& events = stream->second;
+    while (!events.empty() && driver_.event_completed(events.front().first)) {
+      const auto [event, block] = events.front();
+      events.pop_front();
+      driver_.release_event(event);
+      if (--block->pending_events == 0) put_back(block);
+    }
+    stream = events.empty() ? pending_.erase(stream) : std::next(stream);
+  }
+}
+
+/// Waits for all pending events.
+void DevicePool::reclaim_all() {
+  ++stats_.num_sync_all_streams;
+  for (auto& [stream, events] : pending_) {
+    for (const auto& [event, block] : events) driver_.wait_for_event(event);
+  }
+  reclaim_completed();
+}
+
+/// Brings the reserved memory below the garbage collection threshold by releasing segments that have been
+/// idle for longer than the average.
+void DevicePool::collect_garbage(size_t size) {
+  const auto threshold = static_cast<size_t>(settings().garbage_collection_threshold * limit());
+  if (reserved_ + size <= threshold) return;
+  std::vector<Block*> idle;
+  for (const auto& [stream, pool] : pools_) {
+    std::copy_if(pool->large.begin(), pool->large.end(), std::back_inserter(idle),
+                 [](const Block* block) { return !block->is_split(); });
+  }
+  uint64_t mean = 0;  // of the time stamps of all idle segments
+  for (const Block* block : idle) mean += block->idle_since / idle.size();
+  std::sort(idle.begin(), idle.end(),
+            [](const Block* a, const Block* b) { return a->idle_since < b->idle_since; });
+  for (Block* block : idle) {
+    if (reserved_ + size <= threshold || block->idle_since > mean) break;
+    remove_free(block);
+    release_segment(block);
+  }
+}
+
+/// With a limit on splitting, releases oversize segments of this stream until `size` bytes were given back:
+/// one that suffices, else the largest ones. Returns whether they reached `size`.
+bool DevicePool::release_oversize(StreamPool& pool, size_t size) {
+  const size_t max_split = settings().max_split_size;
+  if (max_split == std::numeric_limits<size_t>::max()) return false;
+  const auto found = pool.large.lower_bound(std::max(size, max_split));
+  if (found != pool.large.end()) {
+    Block* block = *found;
+    if (block->is_split()) return false;
+    remove_free(block);
+    release_segment(block);
+    return true;
+  }
+  size_t released = 0;
+  while (released < size && !pool.large.empty()) {
+    Block* largest = *pool.large.rbegin();
+    if (largest->size < max_split || largest->is_split()) break;
+    released += largest->size;
+    remove_free(largest);
+    release_segment(largest);
+  }
+  return released >= size;
+}
+
+void DevicePool::empty_cache() {
+  std::lock_guard lock(mutex_);
+  release_cached();
+}
+
+void DevicePool::release_cached() {
+  reclaim_all();
+  std::vector<Block*> whole;
+  auto collect = [&](Block* block) {
+    if (!block->is_split()) whole.push_back(block);
+  };
+  for (const auto& [stream, pool] : pools_) {
+    pool->small.for_each(collect);
+    std::for_each(pool->large.begin(), pool->large.end(), collect);
+  }
+  for (Block* block : whole) {
+    remove_free(block);
+    release_segment(block);
+  }
+}
+
+void DevicePool::release_segment(Block* block) {
+  driver_.release(device_, block->ptr);
+  segments_.erase(block->ptr);
+  reserved_ -= block->size;
+  const size_t index = index_of(block);
+  decrease(stats_.segment, index, 1);
+  decrease(stats_.reserved_bytes, index, block->size);
+  if (block->size >= settings().max_split_size) stats_.oversize_segments.decrease(1);
+  ++stats_.num_device_free;
+  delete_block(block);
+}
+
+// ---- block objects ----
+
+Block* DevicePool::new_block() {
+  if (unused_blocks_.empty()) return &block_storage_.emplace_back();
+  Block* block = unused_blocks_.back();
+  unused_blocks_.pop_back();
+  return block;
+}
+
+void DevicePool::delete_block(Block* block) {
+  block->prev = block->next = nullptr;
+  unused_blocks_.push_back(block);
+}
+
+// ---- questions ----
+
+DeviceStats DevicePool::stats() {
+  std::lock_guard lock(mutex_);
+  DeviceStats stats = stats_;
+  const size_t max_split = settings().max_split_size;
+  stats.max_split_size =
+      max_split == std::numeric_limits<size_t>::max() ? -1 : static_cast<int64_t>(max_split);
+  return stats;
+}
+
+void DevicePool::reset_accumulated_stats() {
+  std::lock_guard lock(mutex_);
+  for_each_stat(stats_, [](Stat& stat) { stat.reset_accumulated(); });
+  stats_.num_alloc_retries = stats_.num_ooms = stats_.num_sync_all_streams = 0;
+  stats_.num_device_alloc = stats_.num_device_free = 0;
+}
+
+void DevicePool::reset_peak_stats() {
+  std::lock_guard lock(mutex_);
+  for_each_stat(stats_, [](Stat& stat) { stat.reset_peak(); });
+}
+
+void DevicePool::set_memory_fraction(double fraction) {
+  TORCH_CHECK_VALUE(fraction >= 0 && fraction <= 1, "the memory fraction must be from 0 to 1, but is ",
+                    fraction);
+  std::lock_guard lock(mutex_);
+  fraction_ = fraction;
+}
+
+double DevicePool::memory_fraction() {
+  std::lock_guard lock(mutex_);
+  return fraction_;
+}
+
+bool DevicePool::owns(const void* ptr) {
+  std::lock_guard lock(mutex_);
+  auto segment = segments_.upper_bound(ptr);
+  if (segment == segments_.begin()) return false;
+  --segment;
+  return ptr < static_cast<const char*>(segment->first) + segment->second.size;
+}
+
+std::vector<SegmentInfo> DevicePool::snapshot() {
+  std::lock_guard lock(mutex_);
+  std::vector<SegmentInfo> result;
+  for (const auto& [address, segment] : segments_) {
+    SegmentInfo& info = result.emplace_back();
+    info.device = device_;
+    info.address = reinterpret_cast<size_t>(address);
+    info.total_size = segment.size;
+    info.stream = segment.head->stream;
+    info.is_large = !segment.head->is_small;
+    for (const Block* block = segment.head; block; block = block->next) {
+      BlockInfo& piece = info.blocks.emplace_back();
+      piece.size = block->size;
+      piece.requested_size = block->requested_size;
+      piece.allocated = block->allocated;
+      piece.active = !block->is_free();
+      info.requested_size += block->requested_size;
+      if (piece.allocated) info.allocated_size += block->size;
+      if (piece.active) info.active_size += block->size;
+    }
+  }
+  return result;
+}
+
+}  // namespace torch_npu::memory
