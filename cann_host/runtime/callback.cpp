@@ -171,7 +171,10 @@ aclError aclrtLaunchCallback(aclrtCallback function, void* argument, aclrtCallba
 }
 
 aclError aclrtSubscribeReport(uint64_t thread, aclrtStream stream) {
-  return entry(__func__, [&] { subscriptions().add(stream_of(stream), thread); });
+  return entry(__func__, [&] {
+    if (thread == 0) refuse(ACL_ERROR_INVALID_PARAM, "threadId=0: expected a pthread_t");
+    subscriptions().add(stream_of(stream), thread);
+  });
 }
 
 aclError aclrtUnSubscribeReport(uint64_t thread, aclrtStream stream) {

@@ -10,8 +10,8 @@
 
 namespace cann_host {
 
-constinit HandleTable<Model, 1 << 16> models{"captured model"};
-constinit HandleTable<TaskGroup, 1 << 16> task_groups{"task group"};
+constinit HandleTable<Model, 1 << 16> models{"a captured model"};
+constinit HandleTable<TaskGroup, 1 << 16> task_groups{"a task group"};
 
 namespace {
 
@@ -120,8 +120,8 @@ void Capture::end() {
     auto own = m.clock.find(id);
     auto seen = covered.find(id);
     uint64_t tasks = own == m.clock.end() ? 0 : own->second;
-    if (tasks > (seen == covered.end() ? 0 : seen->second)) unjoined += " " + std::to_string(id);
-    if (m.open_group) grouped += " " + std::to_string(id);
+    if (tasks > (seen == covered.end() ? 0 : seen->second)) (unjoined += ' ') += std::to_string(id);
+    if (m.open_group) (grouped += ' ') += std::to_string(id);
     m.stream->set_capture(nullptr);
   }
   if (!grouped.empty()) {

@@ -3,7 +3,7 @@
 
 namespace cann_host {
 
-constinit HandleTable<Context, 1 << 16> contexts{"context"};
+constinit HandleTable<Context, 1 << 16> contexts{"a context"};
 
 }  // namespace cann_host
 

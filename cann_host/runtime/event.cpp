@@ -8,7 +8,7 @@
 
 namespace cann_host {
 
-constinit HandleTable<Event, 1 << 20> events{"event"};
+constinit HandleTable<Event, 1 << 20> events{"an event"};
 
 uint64_t now_ns() {
   return static_cast<uint64_t>(

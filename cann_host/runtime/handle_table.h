@@ -47,7 +47,7 @@ class HandleTable {
   T& get(const void* handle, const char* argument) const {
     if (T* object = find(handle)) return *object;
     require_pointer(handle, argument);
-    refuse(ACL_ERROR_RT_INVALID_HANDLE, "%s=%p is not a %s, or was destroyed", argument, handle, kind_);
+    refuse(ACL_ERROR_RT_INVALID_HANDLE, "%s=%p is not %s, or was destroyed", argument, handle, kind_);
   }
 
   void destroy(T& object) {
@@ -77,7 +77,7 @@ class HandleTable {
     std::lock_guard lock(mutex_);
     if (free_) return std::exchange(free_, free_->next_free);
     if (used_ == capacity)
-      refuse(ACL_ERROR_RT_RESOURCE_ALLOC_FAIL, "%zu of %s exist; destroy some", used_, kind_);
+      refuse(ACL_ERROR_RT_RESOURCE_ALLOC_FAIL, "%zu exist: no room for %s; destroy some", used_, kind_);
     if (!base_.load(std::memory_order_relaxed)) {
       void* range = mmap(nullptr, capacity * sizeof(Slot), PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

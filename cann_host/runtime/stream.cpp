@@ -9,7 +9,7 @@
 
 namespace cann_host {
 
-constinit HandleTable<Stream, 1 << 16> streams{"stream"};
+constinit HandleTable<Stream, 1 << 16> streams{"a stream"};
 
 namespace {
 

@@ -38,7 +38,7 @@ struct PhysicalHandle {
   std::shared_ptr<Physical> memory;
 };
 
-constinit HandleTable<PhysicalHandle, 1 << 18> physical_handles{"physical memory handle"};
+constinit HandleTable<PhysicalHandle, 1 << 18> physical_handles{"physical memory"};
 
 struct Reservations {
   std::mutex mutex;
