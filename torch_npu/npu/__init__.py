@@ -42,6 +42,7 @@ from torch_npu.npu.devices import (
     synchronize,
     utilization,
 )
+from torch_npu.npu.legacy import TYPES as _TYPES
 from torch_npu.npu.memory import (
     caching_allocator_alloc,
     caching_allocator_delete,
@@ -166,6 +167,8 @@ __all__ = [
     "synchronize",
     "utilization",
 ]
+
+globals().update(_TYPES)
 
 # Work that is still queued when the interpreter ends would meet a process half torn down.
 atexit.register(_C._synchronize_all)

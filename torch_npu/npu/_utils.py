@@ -20,7 +20,9 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
     """
     if isinstance(device, int):
         return device
-    if isinstance(device, torch.npu.device):
+    from torch_npu.npu import devices  # imports this module
+
+    if isinstance(device, devices.device):
         return device.idx
     if isinstance(device, str):
         device = torch.device(device)

@@ -35,7 +35,8 @@ void bind_properties(py::module_& m) {
       .def_readonly("vector_core_num", &Properties::vector_core_num)
       .def_readonly("multi_processor_count", &Properties::vector_core_num)
       .def_readonly("L2_cache_size", &Properties::L2_cache_size)
-      .def_readonly("uuid", &Properties::uuid)
+      .def_property_readonly(
+          "uuid", [](const Properties& p) { return py::module_::import("uuid").attr("UUID")(p.uuid); })
       .def("__repr__", &repr);
   // CUDA's fields that say nothing about an NPU: code written for both devices may read them.
   for (const char* name :
