@@ -1,0 +1,222 @@
+#include "torch_npu/csrc/dispatch/fallback.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/native/CPUFallback.h>
+#include <c10/util/flat_hash_map.h>
+#include <torch/library.h>
+
+#include <array>
+#include <deque>
+#include <mutex>
+#include <string_view>
+
+#include "torch_npu/csrc/cann/cann.h"
+#include "torch_npu/csrc/device/generator.h"
+#include "torch_npu/csrc/device/stream.h"
+#include "torch_npu/csrc/dispatch/device_switch.h"
+#include "torch_npu/csrc/dispatch/host_view.h"
+
+namespace torch_npu {
+namespace {
+
+constexpr c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
+
+/// Operators that PyTorch lets mix devices: indices and lengths may stay on the CPU.
+constexpr std::array<std::string_view, 9> kMixedDevices = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+    "aten::tensor_split",
+    "aten::_pack_padded_sequence",
+    "aten::_copy_from",
+    "aten::set_",
+};
+
+bool mixes_devices(const std::string& name) {
+  return std::find(kMixedDevices.begin(), kMixedDevices.end(), name) != kMixedDevices.end();
+}
+
+/// A CPU generator whose stream is a function of the npu generator's seed and offset, which it advances.
+at::Generator host_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device) {
+  if (given.has_value() && given->defined() && given->device().is_cpu()) return *given;
+  constexpr uint64_t kNumbersPerCall = 1 << 20;
+  const auto [seed, offset] = generator_or_default(given, device).philox_engine_inputs(kNumbersPerCall);
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
+  return at::detail::createCPUGenerator(seed ^ (offset + 1) * kGolden);
+}
+
+/// Applies `visit` to each tensor of an argument; raises nothing.
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+      if (tensor.has_value()) visit(*tensor);
+    }
+  }
+}
+
+/// What the arguments say about the call as a whole.
+struct Survey {
+  c10::DeviceIndex device = -1;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // of the first npu tensor
+  int64_t bytes = 0;
+  bool has_host_tensor = false;
+
+  void add(const c10::IValue& value) {
+    if (value.isDevice() && value.toDevice().is_privateuseone() && device < 0)
+      device = value.toDevice().index();
+    for_each_tensor(value, [this](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      if (tensor.is_privateuseone()) {
+        if (dtype == c10::ScalarType::Undefined) dtype = tensor.scalar_type();
+        if (device < 0) device = tensor.device().index();
+        bytes += static_cast<int64_t>(tensor.nbytes());
+      } else if (tensor.is_cpu() && tensor.dim() > 0) {
+        has_host_tensor = true;
+      }
+    });
+  }
+};
+
+/// An argument as the CPU kernel wants it.
+c10::IValue to_host(HostCall& call, const c10::IValue& value, const c10::Argument& argument,
+                    c10::DeviceIndex device) {
+  if (value.isTensor()) return call.argument(value.toTensor());
+  if (value.isTensorList()) {
+    const auto list = value.toTensorList();
+    c10::List<at::Tensor> views;
+    views.reserve(list.size());
+    for (const at::Tensor& tensor : list) views.push_back(call.argument(tensor));
+    return views;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> views;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+      views.push_back(tensor.has_value() ? std::optional(call.argument(*tensor)) : std::nullopt);
+    }
+    return views;
+  }
+  if (value.isDevice() && value.toDevice().is_privateuseone()) return c10::Device(c10::DeviceType::CPU);
+  if (value.isGenerator()) return host_generator(value.toGenerator(), device);
+  if (value.isNone() && argument.name() == "generator") return host_generator(std::nullopt, device);
+  return value;
+}
+
+c10::IValue from_host(HostCall& call, const c10::IValue& value) {
+  if (value.isTensor()) return call.result(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> results;
+    for (const at::Tensor& tensor : value.toTensorVector()) results.push_back(call.result(tensor));
+    return results;
+  }
+  return value;
+}
+
+}  // namespace
+
+FallbackKernel::FallbackKernel(const c10::OperatorHandle& op)
+    : record_(std::make_unique<FallbackRecord>(c10::toString(op.operator_name()))),
+      is_mutable_(op.schema().is_mutable()),
+      mixes_devices_(mixes_devices(op.schema().name())) {}
+
+void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
+                                torch::jit::Stack* stack) {
+  const auto started = c10::getApproximateTime();
+  const size_t count = op.schema().arguments().size();
+  Survey survey;
+  for (const auto& value : torch::jit::last(*stack, count)) survey.add(value);
+  TORCH_CHECK(!survey.has_host_tensor || mixes_devices_ || survey.dtype == c10::ScalarType::Undefined,
+              "Expected all tensors to be on the same device, but found at least two devices, npu:",
+              static_cast<int>(std::max<c10::DeviceIndex>(survey.device, 0)),
+              " and cpu! (when checking arguments of ", op.schema().name(), ")");
+  FallbackCounter& counter = record_->enter(survey.dtype);
+  const DeviceSwitch on(survey.device);
+  const auto device = device::current_device();
+  // The CPU kernel reads what earlier work on this stream writes.
+  cann::api().aclrtSynchronizeStream.checked(device::current_stream_handle(device));
+  if (device_memory_is_host_accessible()) {
+    run_on_views(op, stack, counter);
+  } else {
+    run_on_copies(op, stack);
+    counter.copied.fetch_add(survey.bytes, std::memory_order_relaxed);
+  }
+  counter.bytes.fetch_add(survey.bytes, std::memory_order_relaxed);
+  counter.ticks.fetch_add(static_cast<int64_t>(c10::getApproximateTime() - started),
+                          std::memory_order_relaxed);
+}
+
+void FallbackKernel::run_on_views(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                                  FallbackCounter& counter) {
+  const auto& schema = op.schema();
+  const size_t first = stack->size() - schema.arguments().size();
+  const auto device = device::current_device();
+  HostCall call;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    auto& value = (*stack)[first + i];
+    if (value.isTensor() && !value.toTensor().defined()) continue;
+    value = to_host(call, value, schema.arguments()[i], device);
+  }
+  {
+    const HostAllocationsFromPool pooled;
+    op.redispatchBoxed(kCpuKeys, stack);
+  }
+  if (is_mutable_) call.write_back();
+  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
+    (*stack)[i] = from_host(call, (*stack)[i]);
+  }
+  if (call.copied_bytes() > 0) counter.copied.fetch_add(call.copied_bytes(), std::memory_order_relaxed);
+}
+
+// Device memory is out of the host's reach: PyTorch's own fallback copies arguments to the CPU and results
+// back.
+void FallbackKernel::run_on_copies(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  at::native::cpu_fallback(op, stack);
+}
+
+FallbackKernel& fallback_kernel(const c10::OperatorHandle& op) {
+  static std::mutex mutex;
+  static ska::flat_hash_map<const c10::FunctionSchema*, std::unique_ptr<FallbackKernel>> kernels;
+  const std::lock_guard lock(mutex);
+  auto& kernel = kernels[&op.schema()];
+  if (kernel == nullptr) kernel = std::make_unique<FallbackKernel>(op);
+  return *kernel;
+}
+
+void boxed_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  fallback_kernel(op)(op, keys, stack);
+}
+
+void register_fallbacks() {
+  static std::deque<c10::RegistrationHandleRAII> registrations;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value() || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+      continue;
+    }
+    // Operators that return views keep PyTorch's own kernels: the view must share the npu storage.
+    const auto& returns = op->schema().returns();
+    const bool is_view = std::any_of(returns.begin(), returns.end(), [](const c10::Argument& r) {
+      return r.alias_info() != nullptr && !r.alias_info()->isWrite();
+    });
+    if (is_view) continue;
+    registrations.push_back(dispatcher.registerImpl(
+        name, c10::DispatchKey::PrivateUse1,
+        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>(*op)), std::nullopt,
+        nullptr, "torch_npu CPU fallback"));
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+}
+
+}  // namespace torch_npu

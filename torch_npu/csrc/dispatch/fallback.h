@@ -1,0 +1,51 @@
+// The CPU fallback: every operator without a native kernel (or with a dtype that CANN's operator does not
+// take) runs on ATen's CPU kernel, over the same bytes where the host can address device memory, and is
+// written into the ledger.
+#pragma once
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <memory>
+
+#include "torch_npu/csrc/dispatch/ledger.h"
+
+namespace torch_npu {
+
+/// The boxed kernel of one operator. What can be known from the schema is found out once.
+class FallbackKernel final : public c10::OperatorKernel {
+ public:
+  explicit FallbackKernel(const c10::OperatorHandle& op);
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+ private:
+  void run_on_views(const c10::OperatorHandle& op, torch::jit::Stack* stack, FallbackCounter& counter);
+  void run_on_copies(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+  std::unique_ptr<FallbackRecord> record_;
+  bool is_mutable_;
+  bool mixes_devices_;  // takes CPU tensors beside npu tensors by design (indices, lengths)
+};
+
+/// The kernel of an operator, made at first use.
+FallbackKernel& fallback_kernel(const c10::OperatorHandle& op);
+
+/// Runs the boxed kernel of any operator; registered as the fallback of all namespaces.
+void boxed_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+/// From a native kernel that cannot take its arguments: the same call on the CPU.
+template <class Op, class... Args>
+decltype(auto) fallback(Args&&... args) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  using Signature = typename Op::schema;
+  return c10::impl::BoxedKernelWrapper<Signature>::call(
+      c10::BoxedKernel::makeFromFunction<&boxed_fallback>(), op,
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), std::forward<Args>(args)...);
+}
+
+/// Registers the fallback for every aten operator with a CPU kernel and no native one. Without it PyTorch
+/// would take detours over composite kernels (add -> empty + add.out) that cost more than the operator.
+void register_fallbacks();
+
+}  // namespace torch_npu

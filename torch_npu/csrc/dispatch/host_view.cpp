@@ -1,0 +1,173 @@
+#include "torch_npu/csrc/dispatch/host_view.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/TensorImpl.h>
+
+#include "torch_npu/csrc/cann/cann.h"
+#include "torch_npu/csrc/memory/caching_allocator.h"
+#include "torch_npu/csrc/memory/host_alias.h"
+
+namespace torch_npu {
+namespace {
+
+constexpr c10::DispatchKeySet kLazyBits = c10::DispatchKeySet(c10::DispatchKey::Conjugate) |
+                                          c10::DispatchKeySet(c10::DispatchKey::Negative) |
+                                          c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
+
+/// A tensor with the metadata of another one, over other memory on another device.
+class RelocatedTensor final : public c10::TensorImpl {
+ public:
+  RelocatedTensor(const c10::TensorImpl& source, c10::Storage storage, c10::DispatchKeySet keys)
+      : c10::TensorImpl(c10::Storage(storage), keys, source.dtype()) {
+    keys = key_set_;  // with the autograd keys that the constructor adds (none in inference mode)
+    copy_tensor_metadata(&source, this, c10::VariableVersion(version_counter()),
+                         /*allow_tensor_metadata_change=*/true);
+    device_opt_ = storage.device();
+    key_set_ = keys | (source.key_set() & kLazyBits);
+    storage_ = std::move(storage);
+  }
+};
+
+/// The same as a plain CPU tensor for kernels below autograd.
+class HostView final : public c10::TensorImpl {
+ public:
+  HostView(const c10::TensorImpl& source, c10::Storage storage)
+      : c10::TensorImpl(c10::TensorImpl::VIEW, c10::Storage(storage),
+                        c10::DispatchKeySet(c10::DispatchKey::CPU), source.dtype()) {
+    copy_tensor_metadata(&source, this, c10::VariableVersion(c10::VariableVersion::DISABLED), true);
+    device_opt_ = c10::Device(c10::DeviceType::CPU);
+    key_set_ = c10::DispatchKeySet(c10::DispatchKey::CPU) | (source.key_set() & kLazyBits);
+    storage_ = std::move(storage);
+  }
+};
+
+c10::Storage host_storage(const at::Tensor& npu) {
+  const auto& storage = npu.unsafeGetTensorImpl()->unsafe_storage();
+  if (memory::Block* block = memory::block_of(storage.data_ptr())) {
+    return c10::Storage(memory::host_alias(*block, storage.nbytes()));
+  }
+  // Memory that the pool does not know: no bytes at all, or a foreign pointer. Nothing to keep alive.
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+      c10::DataPtr(const_cast<void*>(storage.data()), c10::Device(c10::DeviceType::CPU)),
+      c10::GetCPUAllocator(),
+      /*resizable=*/storage.resizable()));
+}
+
+thread_local int t_pooled_allocations = 0;
+
+/// The CPU allocator of the process: npu memory inside HostAllocationsFromPool, else what was there before.
+class PoolingCpuAllocator final : public c10::Allocator {
+ public:
+  explicit PoolingCpuAllocator(c10::Allocator* next) : next_(next) {}
+  c10::DataPtr allocate(size_t bytes) override {
+    return t_pooled_allocations > 0 ? memory::allocate_for_host(bytes) : next_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    // raw_allocate() is for memory without a DataPtr, whose context a pooled block needs.
+    return t_pooled_allocations > 0 ? nullptr : next_->raw_deleter();
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    next_->copy_data(to, from, bytes);
+  }
+
+ private:
+  c10::Allocator* next_;
+};
+
+void install_cpu_allocator() {
+  // Above torch's own (0) and that of cann_host's operators (100).
+  constexpr uint8_t kPriority = 200;
+  static PoolingCpuAllocator* allocator = [] {
+    auto* pooling = new PoolingCpuAllocator(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(pooling, kPriority);
+    return pooling;
+  }();
+  (void)allocator;
+}
+
+}  // namespace
+
+bool device_memory_is_host_accessible() {
+  static const bool accessible = [] {
+    const auto& probe = cann::api().cannHostDeviceMemoryIsHostAccessible;
+    return static_cast<bool>(probe) && probe() != 0;
+  }();
+  return accessible;
+}
+
+HostAllocationsFromPool::HostAllocationsFromPool() {
+  install_cpu_allocator();
+  ++t_pooled_allocations;
+}
+HostAllocationsFromPool::~HostAllocationsFromPool() { --t_pooled_allocations; }
+
+at::Tensor host_view(const at::Tensor& npu) {
+  return at::Tensor(c10::make_intrusive<HostView>(*npu.unsafeGetTensorImpl(), host_storage(npu)));
+}
+
+at::Tensor HostCall::argument(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;
+  arguments_.push_back({tensor, host_view(tensor)});
+  return arguments_.back().view;
+}
+
+void HostCall::write_back() {
+  for (auto& [npu, view] : arguments_) {
+    auto* npu_impl = npu.unsafeGetTensorImpl();
+    auto* view_impl = view.unsafeGetTensorImpl();
+    auto* npu_storage = npu_impl->unsafe_storage().unsafeGetStorageImpl();
+    auto host = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+        view_impl->unsafe_storage().unsafeGetStorageImpl());
+    if (host->data() != npu_storage->data() && memory::block_of_host(host->data_ptr()) != nullptr) {
+      const size_t bytes = host->nbytes();
+      npu_storage->set_data_ptr_noswap(memory::adopt_host_storage(std::move(host)));
+      npu_storage->set_nbytes(bytes);
+    }
+    if (npu_impl->sizes() != view_impl->sizes() || npu_impl->strides() != view_impl->strides() ||
+        npu_impl->storage_offset() != view_impl->storage_offset()) {
+      npu_impl->set_sizes_and_strides(view_impl->sizes(), view_impl->strides(), view_impl->storage_offset());
+    }
+  }
+}
+
+c10::Storage HostCall::npu_storage_of(const at::Tensor& cpu) {
+  auto* host = cpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  for (const auto& [npu, view] : arguments_) {
+    if (view.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == host) return npu.storage();
+  }
+  for (const auto& [seen, storage] : adopted_) {
+    if (seen == host) return storage;
+  }
+  auto& allocator = memory::caching_allocator();
+  const size_t bytes = host->nbytes();
+  c10::DataPtr data;
+  if (memory::block_of_host(host->data_ptr()) != nullptr) {
+    data = memory::adopt_host_storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(host));
+  } else {
+    data = allocator.allocate(bytes);
+    if (bytes > 0) allocator.copy_data(data.get(), host->data(), bytes);
+    copied_bytes_ += bytes;
+  }
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), &allocator, /*resizable=*/true));
+  adopted_.emplace_back(host, storage);
+  return storage;
+}
+
+at::Tensor HostCall::result(const at::Tensor& cpu) {
+  if (!cpu.defined() || !cpu.is_cpu()) return cpu;
+  for (const auto& [npu, view] : arguments_) {
+    if (view.is_same(cpu)) return npu;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      cpu.layout() == at::kStrided && !cpu.is_quantized(),
+      "an operator that runs on the CPU for device npu returned a ",
+      cpu.is_quantized() ? "quantized" : "sparse",
+      " tensor, which device npu does not have. Move the inputs to the CPU for this operator.");
+  return at::Tensor(c10::make_intrusive<RelocatedTensor>(*cpu.unsafeGetTensorImpl(), npu_storage_of(cpu),
+                                                         c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)));
+}
+
+}  // namespace torch_npu

@@ -1,0 +1,57 @@
+// npu tensors as CPU tensors over the same bytes, and back: how ATen's CPU kernels run on npu tensors without
+// a copy. Only for devices whose memory the host can address (cann_host).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <utility>
+
+namespace torch_npu {
+
+/// Whether the host may read and write device memory through its address. Known once a CANN is loaded.
+bool device_memory_is_host_accessible();
+
+/// A CPU tensor over the bytes of a strided npu tensor. It must not outlive the npu tensor's storage.
+at::Tensor host_view(const at::Tensor& npu);
+
+/// The tensors of one call of a CPU kernel: views of its npu arguments, and what becomes of its results.
+class HostCall {
+ public:
+  /// The CPU view of an npu argument; anything else is passed through.
+  at::Tensor argument(const at::Tensor& tensor);
+
+  /// Carries changes of shape, strides and storage (out=, resize_, in-place) from the views back to the npu
+  /// tensors.
+  void write_back();
+
+  /// The npu tensor for a result of the CPU kernel: the argument itself, a view of an argument's storage, or
+  /// a new tensor that takes over the result's memory.
+  at::Tensor result(const at::Tensor& cpu);
+
+  /// Bytes that had to be copied because a result did not lie in device memory.
+  size_t copied_bytes() const { return copied_bytes_; }
+
+ private:
+  c10::Storage npu_storage_of(const at::Tensor& cpu);
+
+  struct Pair {
+    at::Tensor npu;
+    at::Tensor view;
+  };
+  c10::SmallVector<Pair, 6> arguments_;
+  c10::SmallVector<std::pair<const c10::StorageImpl*, c10::Storage>, 2> adopted_;
+  size_t copied_bytes_ = 0;
+};
+
+/// While it lives, memory that ATen allocates on the CPU in this thread comes from the npu pool, so that
+/// results can be taken over without a copy.
+class HostAllocationsFromPool {
+ public:
+  HostAllocationsFromPool();
+  ~HostAllocationsFromPool();
+  HostAllocationsFromPool(const HostAllocationsFromPool&) = delete;
+  HostAllocationsFromPool& operator=(const HostAllocationsFromPool&) = delete;
+};
+
+}  // namespace torch_npu

@@ -1,0 +1,56 @@
+// Small questions that generated kernels ask about their arguments.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/op_registration/adaption.h>
+#include <c10/util/MaybeOwned.h>
+
+#include <optional>
+
+#include "torch_npu/csrc/dispatch/device_switch.h"
+
+namespace torch_npu {
+
+/// cubeMathType of CANN's matrix operators: compute in the dtype of the arguments, no HF32.
+inline constexpr int8_t kKeepDtype = 0;
+
+/// A 0-dim CPU tensor: PyTorch lets it stand beside tensors of any device (Python numbers arrive like this).
+inline bool is_host_scalar(const at::Tensor& tensor) { return tensor.dim() == 0 && tensor.is_cpu(); }
+
+/// Whether the operator takes the tensor's dtype; bit i of the mask stands for at::ScalarType i. Undefined
+/// tensors and host scalars (which are converted to the operator's dtype) pass.
+inline bool takes(uint64_t mask, const at::Tensor& tensor) {
+  return !tensor.defined() || (mask >> static_cast<int>(tensor.scalar_type()) & 1) != 0 ||
+         is_host_scalar(tensor);
+}
+inline bool takes(uint64_t mask, const std::optional<at::Tensor>& tensor) {
+  return !tensor.has_value() || takes(mask, *tensor);
+}
+inline bool takes(uint64_t mask, at::TensorList tensors) {
+  for (const auto& tensor : tensors) {
+    if (!takes(mask, tensor)) return false;
+  }
+  return true;
+}
+
+/// The tensor itself, or a copy on the current device, in `dtype`, of a host scalar.
+c10::MaybeOwned<at::Tensor> on_device(const at::Tensor& tensor, at::ScalarType dtype);
+
+namespace detail {
+inline void same_device(std::optional<at::Device>&, const char*) {}
+template <class T, class... Rest>
+void same_device(std::optional<at::Device>& common, const char* method, const T& argument, const char* name,
+                 const Rest&... rest) {
+  c10::impl::check_and_update_common_device(common, argument, method, name);
+  same_device(common, method, rest...);
+}
+}  // namespace detail
+
+/// Raises PyTorch's error if the tensors (each followed by its name) are not all on one device.
+template <class... Args>
+void same_device(const char* method, const Args&... arguments_and_names) {
+  std::optional<at::Device> common;
+  detail::same_device(common, method, arguments_and_names...);
+}
+
+}  // namespace torch_npu
