@@ -28,6 +28,7 @@ except ImportError as error:
     warnings.warn(_load_error, RuntimeWarning, stacklevel=2)
 else:
     from torch_npu import npu
+    from torch_npu.fallback import clear_fallback_report, fallback_policy, fallback_report  # noqa: F401
     from torch_npu._backend import register
 
     register(npu)

@@ -9,6 +9,7 @@ namespace torch_npu::python {
 void bind_device(py::module_& m);
 void bind_stream(py::module_& m);
 void bind_random(py::module_& m);
+void bind_fallback(py::module_& m);
 void bind_memory(py::module_& m);
 
 /// Lets other Python threads run during a call that waits for a device.

@@ -5,5 +5,6 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_device(m);
   torch_npu::python::bind_stream(m);
   torch_npu::python::bind_random(m);
+  torch_npu::python::bind_fallback(m);
   torch_npu::python::bind_memory(m);
 }
