@@ -232,7 +232,7 @@ def test_settings_by_environment():
     result = run_python(code, PYTORCH_NPU_ALLOC_CONF="roundup_power2_divisions:4")
     assert result.stdout.strip() == str(80 * MiB), result.stderr
     result = run_python(code, PYTORCH_NPU_ALLOC_CONF="max_split_size:1")
-    assert "unknown key 'max_split_size'. Known keys: garbage_collection_threshold" in result.stderr
+    assert "unknown key 'max_split_size'. Known keys: expandable_segments" in result.stderr
     result = run_python(code, PYTORCH_NPU_ALLOC_CONF="per_process_memory_fraction:2.0")
     assert "per_process_memory_fraction must be a number from 0 to 1, but got '2.0'" in result.stderr
     both = {"PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:30", "PYTORCH_ALLOC_CONF": "max_split_size_mb:40"}
@@ -244,6 +244,24 @@ def test_settings_at_run_time():
         torch.npu.memory._set_allocator_settings("max_split_size_mb:20")
     torch.npu.memory._set_allocator_settings("max_split_size_mb:50")
     assert torch.npu.memory_stats()["max_split_size"] == 50 * MiB
+
+
+def test_expandable_segments():
+    torch.npu.memory._set_allocator_settings("expandable_segments:True")
+    before = torch.npu.memory_reserved()
+    first = empty(50 * MiB)
+    address = first.data_ptr()
+    assert torch.npu.memory_reserved() - before == 60 * MiB  # chunks of 20 MiB
+    del first
+    second = empty(110 * MiB)  # grows where the first one was
+    assert second.data_ptr() == address
+    assert torch.npu.memory_reserved() - before == 120 * MiB
+    assert any(s["is_expandable"] and s["total_size"] == 120 * MiB for s in torch.npu.memory_snapshot())
+    del second
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() == before
+    with pytest.raises(ValueError, match="excludes max_split_size_mb"):
+        torch.npu.memory._set_allocator_settings("expandable_segments:True,max_split_size_mb:30")
 
 
 def test_memory_is_reused_in_order_of_its_stream():

@@ -37,12 +37,14 @@ class FakeDriver final : public Driver {
   size_t padding = 0;
   StreamHandle stream = nullptr;
   std::map<void*, size_t> segments;
+  std::map<void*, size_t> reserved, mapped;  // expandable segments
   std::atomic<int> live_events{0};
   std::set<StreamHandle> busy_streams;  // events recorded on them do not complete
 
   size_t used() const {
     size_t sum = 0;
     for (const auto& [ptr, size] : segments) sum += size;
+    for (const auto& [ptr, size] : mapped) sum += size;
     return sum;
   }
 
@@ -63,6 +65,26 @@ class FakeDriver final : public Driver {
   }
   std::pair<size_t, size_t> memory_info(c10::DeviceIndex) override { return {capacity - used(), capacity}; }
   void copy(void* dest, const void* src, size_t nbytes) override { std::memcpy(dest, src, nbytes); }
+
+  void* reserve_addresses(c10::DeviceIndex, size_t nbytes) override {
+    void* ptr = next_address(nbytes);
+    reserved.emplace(ptr, nbytes);
+    return ptr;
+  }
+  void release_addresses(c10::DeviceIndex, void* ptr) override {
+    EXPECT(mapped.lower_bound(ptr) == mapped.lower_bound(static_cast<char*>(ptr) + reserved.at(ptr)));
+    reserved.erase(ptr);
+  }
+  PhysicalMemory map_memory(c10::DeviceIndex, void* ptr, size_t nbytes) override {
+    const auto& [base, size] = *std::prev(reserved.upper_bound(ptr));
+    EXPECT(static_cast<char*>(ptr) + nbytes <= static_cast<char*>(base) + size);
+    if (used() + nbytes > capacity) return nullptr;
+    EXPECT(mapped.emplace(ptr, nbytes).second);
+    return ptr;
+  }
+  void unmap_memory(c10::DeviceIndex, void* ptr, PhysicalMemory memory) override {
+    EXPECT(memory == ptr && mapped.erase(ptr) == 1);
+  }
 
   Event record_event(c10::DeviceIndex, StreamHandle s) override {
     ++live_events;
@@ -148,9 +170,12 @@ class Model {
       same(stats.active_bytes[i], all_[i].active_bytes);
       same(stats.requested_bytes[i], all_[i].requested);
     }
-    EXPECT(stats.segment[0].current == static_cast<int64_t>(driver.segments.size()));
+    EXPECT(stats.segment[0].current == static_cast<int64_t>(pool.snapshot().size()));
     EXPECT(stats.reserved_bytes[0].current == static_cast<int64_t>(driver.used()));
-    EXPECT(stats.num_device_alloc - stats.num_device_free == stats.segment[0].current);
+    if (driver.reserved.empty()) {
+      EXPECT(stats.segment[0].current == static_cast<int64_t>(driver.segments.size()));
+      EXPECT(stats.num_device_alloc - stats.num_device_free == stats.segment[0].current);
+    }
     check_snapshot(pool, stats);
   }
 
@@ -182,12 +207,10 @@ class Model {
     EXPECT(stats.inactive_split[0].current == inactive);
     EXPECT(stats.inactive_split_bytes[0].current == inactive_bytes);
     EXPECT(stats.active_bytes[0].current == active_bytes);
-    for (size_t i = 0; i < 1; ++i) {
-      EXPECT(stats.inactive_split[0].current ==
-             stats.inactive_split[1].current + stats.inactive_split[2].current);
-      EXPECT(stats.reserved_bytes[0].current ==
-             stats.reserved_bytes[1].current + stats.reserved_bytes[2].current);
-    }
+    EXPECT(stats.inactive_split[0].current ==
+           stats.inactive_split[1].current + stats.inactive_split[2].current);
+    EXPECT(stats.reserved_bytes[0].current ==
+           stats.reserved_bytes[1].current + stats.reserved_bytes[2].current);
   }
 
   std::array<Counters*, 2> counters(const Block& block) { return {&all_[0], &all_[block.is_small ? 1 : 2]}; }
@@ -204,7 +227,23 @@ size_t random_size(std::mt19937& rng) {
 
 // ---- tests ----
 
-void random_blocks_match_the_model() {
+template <typename F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const c10::OutOfMemoryError& error) {
+    return error.what_without_backtrace();
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void run_against_the_model() {
   FakeDriver driver;
   driver.capacity = 64 * kGiB;
   DevicePool pool(0, driver);
@@ -239,7 +278,54 @@ void random_blocks_match_the_model() {
   }
   model.check(pool, driver);
   pool.empty_cache();
-  EXPECT(driver.segments.empty());
+  EXPECT(driver.used() == 0 && driver.reserved.empty());
+}
+
+void random_blocks_match_the_model() { run_against_the_model(); }
+
+void random_blocks_in_expandable_segments() {
+  set_settings("expandable_segments:True");
+  run_against_the_model();
+  set_settings("");
+}
+
+void an_expandable_segment_grows_in_place() {
+  set_settings("expandable_segments:True");
+  FakeDriver driver;
+  DevicePool pool(0, driver);
+  pool.free(pool.allocate(60 * kMiB, nullptr));
+  EXPECT(driver.used() == 60 * kMiB);
+  Block* block = pool.allocate(100 * kMiB, nullptr);  // the free 60 MiB and 40 behind them
+  EXPECT(driver.used() == 100 * kMiB && driver.reserved.size() == 1 && pool.snapshot().size() == 1);
+  Block* second = pool.allocate(100 * kMiB, nullptr);
+  pool.free(block);
+  pool.empty_cache();  // leaves a hole before the second block
+  EXPECT(driver.used() == 100 * kMiB && pool.stats().segment[0].current == 1);
+  EXPECT(pool.allocate(40 * kMiB, nullptr)->ptr == block->ptr);
+  EXPECT(pool.stats().segment[0].current == 2);
+  pool.free(second);
+  set_settings("");
+}
+
+void fragmented_memory_suffices_for_a_large_block() {
+  for (const bool expandable : {false, true}) {
+    set_settings(expandable ? "expandable_segments:True" : "");
+    FakeDriver driver;
+    driver.capacity = kGiB;
+    DevicePool pool(0, driver);
+    std::vector<Block*> blocks;
+    for (int i = 0; i < 10; ++i) blocks.push_back(pool.allocate(100 * kMiB, nullptr));
+    std::vector<Block*> fillers;
+    for (Block* block : blocks) {
+      pool.free(block);
+      pool.allocate(2 * kMiB, nullptr);  // keeps the segment from being released
+      fillers.push_back(pool.allocate(98 * kMiB, nullptr));
+    }
+    for (Block* filler : fillers) pool.free(filler);
+    const bool fits = message_of([&] { pool.allocate(700 * kMiB, nullptr); }).empty();
+    EXPECT(fits == expandable);
+  }
+  set_settings("");
 }
 
 void sizes_are_those_of_cuda() {
@@ -322,22 +408,6 @@ void empty_cache_waits_for_recorded_streams() {
   EXPECT(pool.stats().num_sync_all_streams == 1);
 }
 
-template <typename F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const c10::OutOfMemoryError& error) {
-    return error.what_without_backtrace();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 void out_of_memory_leaves_the_pool_usable() {
   FakeDriver driver;
   driver.capacity = 2 * kGiB;
@@ -371,8 +441,8 @@ void memory_fraction_limits_the_reservation() {
 
 void settings_are_strict() {
   auto refused = [](const std::string& text) { return message_of([&] { parse_settings(text); }); };
-  EXPECT(contains(refused("max_split_size:1"),
-                  "unknown key 'max_split_size'. Known keys: garbage_collection_threshold"));
+  EXPECT(
+      contains(refused("max_split_size:1"), "unknown key 'max_split_size'. Known keys: expandable_segments"));
   EXPECT(contains(refused("max_split_size_mb"), "expected key:value"));
   EXPECT(contains(refused("max_split_size_mb:"), "expected key:value"));
   EXPECT(contains(refused("max_split_size_mb:20"), "from 21"));
@@ -380,6 +450,7 @@ void settings_are_strict() {
   EXPECT(contains(refused("garbage_collection_threshold:1.5"), "from 0 to 1"));
   EXPECT(contains(refused("garbage_collection_threshold:abc"), "but got 'abc'"));
   EXPECT(contains(refused("roundup_power2_divisions:3"), "powers of 2"));
+  EXPECT(contains(refused("expandable_segments:True,max_split_size_mb:30"), "excludes max_split_size_mb"));
   EXPECT(contains(refused("pinned_use_background_threads:yes"), "True or False"));
 
   const Settings s =
@@ -568,6 +639,9 @@ void bench() {
 const std::map<std::string, void (*)()> tests = {
 #define TEST(name) {#name, name}
     TEST(random_blocks_match_the_model),
+    TEST(random_blocks_in_expandable_segments),
+    TEST(an_expandable_segment_grows_in_place),
+    TEST(fragmented_memory_suffices_for_a_large_block),
     TEST(sizes_are_those_of_cuda),
     TEST(tail_padding_is_part_of_the_block),
     TEST(a_freed_block_is_reused_on_its_stream_only),

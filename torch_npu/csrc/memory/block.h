@@ -16,6 +16,7 @@ using StreamHandle = void*;
 
 struct Block;
 struct StreamPool;
+class ExpandableSegment;
 
 struct BySizeThenAddress {
   using is_transparent = void;
@@ -40,19 +41,22 @@ struct Block {
   std::atomic<c10::StorageImpl*> alias{nullptr};
 
   bool is_small = false;  // lives in a segment of the small pool
+  bool mapped = true;     // false: addresses of an expandable segment without memory
   bool allocated = false;
   int32_t pending_events = 0;  // events of other streams that must complete before the block can be reused
   uint64_t idle_since = 0;     // the device's allocation count when the block became free
   StreamPool* pool = nullptr;  // where the block goes when it is free
   Block* prev = nullptr;       // neighbours by address within the segment
   Block* next = nullptr;
-  Block* bin_prev = nullptr;  // neighbours in the bin of free small blocks of this size
+  ExpandableSegment* expandable = nullptr;  // the segment, if it is of that kind
+  Block* bin_prev = nullptr;                // neighbours in the bin of free small blocks of this size
   Block* bin_next = nullptr;
   FreeSet::node_type free_node;           // a large block's node of FreeSet while it is not free
   std::vector<StreamHandle> stream_uses;  // other streams that use the block (recordStream)
 
-  bool is_split() const { return prev != nullptr || next != nullptr; }
-  bool is_free() const { return !allocated && pending_events == 0 && stream_uses.empty(); }
+  /// Shares its memory segment with other blocks.
+  bool is_split() const { return (prev && prev->mapped) || (next && next->mapped); }
+  bool is_free() const { return mapped && !allocated && pending_events == 0 && stream_uses.empty(); }
 };
 
 inline bool BySizeThenAddress::operator()(const Block* a, const Block* b) const {

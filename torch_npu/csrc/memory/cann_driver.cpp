@@ -11,6 +11,10 @@
 namespace torch_npu::memory {
 namespace {
 
+bool is_out_of_memory(aclError code) {
+  return code == ACL_ERROR_RT_MEMORY_ALLOCATION || code == ACL_ERROR_BAD_ALLOC;
+}
+
 class CannDriver final : public Driver {
  public:
   c10::DeviceIndex device_count() override { return device::device_count(); }
@@ -24,7 +28,7 @@ class CannDriver final : public Driver {
     device::activate(index);
     void* ptr = nullptr;
     const aclError code = cann::api().aclrtMalloc(&ptr, nbytes, ACL_MEM_MALLOC_HUGE_FIRST);
-    if (code == ACL_ERROR_RT_MEMORY_ALLOCATION || code == ACL_ERROR_BAD_ALLOC) return nullptr;
+    if (is_out_of_memory(code)) return nullptr;
     cann::check(code, "aclrtMalloc");
     return ptr;
   }
@@ -41,6 +45,40 @@ class CannDriver final : public Driver {
   void copy(void* dest, const void* src, size_t nbytes) override {
     device::activate(device::current_device());
     cann::api().aclrtMemcpy.checked(dest, nbytes, src, nbytes, ACL_MEMCPY_DEVICE_TO_DEVICE);
+  }
+
+  void* reserve_addresses(c10::DeviceIndex index, size_t nbytes) override {
+    device::activate(index);
+    constexpr uint64_t kHugePages = 1;
+    void* ptr = nullptr;
+    cann::api().aclrtReserveMemAddress.checked(&ptr, nbytes, 0, nullptr, kHugePages);
+    return ptr;
+  }
+
+  void release_addresses(c10::DeviceIndex index, void* ptr) override {
+    device::activate(index);
+    cann::api().aclrtReleaseMemAddress.checked(ptr);
+  }
+
+  PhysicalMemory map_memory(c10::DeviceIndex index, void* ptr, size_t nbytes) override {
+    device::activate(index);
+    aclrtPhysicalMemProp properties{};
+    properties.handleType = ACL_MEM_HANDLE_TYPE_NONE;
+    properties.allocationType = ACL_MEM_ALLOCATION_TYPE_PINNED;
+    properties.memAttr = ACL_HBM_MEM_HUGE;
+    properties.location = {.id = static_cast<uint32_t>(index), .type = ACL_MEM_LOCATION_TYPE_DEVICE};
+    aclrtDrvMemHandle memory = nullptr;
+    const aclError code = cann::api().aclrtMallocPhysical(&memory, nbytes, &properties, 0);
+    if (is_out_of_memory(code)) return nullptr;
+    cann::check(code, "aclrtMallocPhysical");
+    cann::api().aclrtMapMem.checked(ptr, nbytes, 0, memory, 0);
+    return memory;
+  }
+
+  void unmap_memory(c10::DeviceIndex index, void* ptr, PhysicalMemory memory) override {
+    device::activate(index);
+    cann::api().aclrtUnmapMem.checked(ptr);
+    cann::api().aclrtFreePhysical.checked(memory);
   }
 
   Event record_event(c10::DeviceIndex index, StreamHandle stream) override {

@@ -152,19 +152,7 @@ void DevicePool::split(Block* block, size_t size) {
     }
     return;
   }
-  Block* rest = new_block();
-  rest->ptr = static_cast<char*>(block->ptr) + size;
-  rest->size = rest_size;
-  rest->is_small = block->is_small;
-  rest->device = block->device;
-  rest->stream = block->stream;
-  rest->pool = block->pool;
-  rest->prev = block;
-  rest->next = block->next;
-  if (rest->next) rest->next->prev = rest;
-  block->next = rest;
-  block->size = size;
-  insert_free(rest);
+  insert_free(cut(block, size));
 
   if (was_split) {
     decrease(stats_.inactive_split_bytes, index, size);
@@ -174,9 +162,30 @@ void DevicePool::split(Block* block, size_t size) {
   }
 }
 
+/// Ends `block` after `size` bytes and returns a new block for the rest.
+Block* DevicePool::cut(Block* block, size_t size) {
+  Block* rest = new_block();
+  rest->ptr = static_cast<char*>(block->ptr) + size;
+  rest->size = block->size - size;
+  rest->is_small = block->is_small;
+  rest->mapped = block->mapped;
+  rest->expandable = block->expandable;
+  rest->device = block->device;
+  rest->stream = block->stream;
+  rest->pool = block->pool;
+  rest->idle_since = block->idle_since;
+  rest->prev = block;
+  rest->next = block->next;
+  if (rest->next) rest->next->prev = rest;
+  block->next = rest;
+  block->size = size;
+  return rest;
+}
+
 /// A segment for `size` bytes as one free block that is in no free list; null if the memory limit or the
 /// driver refuses.
 Block* DevicePool::allocate_segment(StreamPool& pool, size_t size, bool is_small) {
+  if (settings().expandable_segments) return expand(pool, size, is_small);
   const size_t segment_size = is_small                ? kSmallSegment
                               : size < kMinOwnSegment ? settings().large_segment_size
                                                       : round_up(size, kSegmentGranule);
@@ -191,13 +200,10 @@ Block* DevicePool::allocate_segment(StreamPool& pool, size_t size, bool is_small
   block->device = device_;
   block->stream = pool.stream;
   block->pool = &pool;
-  segments_.emplace(ptr, Segment{block, segment_size});
-  reserved_ += segment_size;
-  const size_t index = index_of(block);
-  increase(stats_.segment, index, 1);
-  increase(stats_.reserved_bytes, index, segment_size);
+  segments_.emplace(ptr, Segment{block, segment_size, nullptr});
+  increase(stats_.segment, index_of(block), 1);
+  count_reserved(block, true);
   if (segment_size >= settings().max_split_size) stats_.oversize_segments.increase(1);
-  ++stats_.num_device_alloc;
   return block;
 }
 
@@ -231,15 +237,17 @@ void DevicePool::raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t 
     allowed = c10::str(" This process may use ", format_size(static_cast<uint64_t>(fraction * total)),
                        " (memory fraction ", fraction, ").");
   }
-  const std::string& text = settings().text;
+  const Settings& current = settings();
+  const char* advice =
+      current.expandable_segments ? "" : "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, or ";
   TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", format_size(requested),
                    ". Device ", static_cast<int>(device_), " has a total capacity of ", format_size(total),
                    " of which ", format_size(free), " is free.", allowed, " Of the memory in use, ",
                    format_size(allocated), " is allocated by PyTorch and ", format_size(reserved - allocated),
                    " is reserved by PyTorch but unallocated (settings: PYTORCH_NPU_ALLOC_CONF=",
-                   text.empty() ? "unset" : text,
-                   "). If much is reserved but unallocated, the cache is fragmented: ",
-                   "try a max_split_size_mb; otherwise use smaller batches or fewer live tensors.");
+                   current.text.empty() ? "unset" : current.text,
+                   "). If much is reserved but unallocated, memory is fragmented; try ", advice,
+                   "smaller batches, or free tensors that are not needed.");
 }
 
 // ---- release ----
@@ -360,7 +368,7 @@ void DevicePool::collect_garbage(size_t size) {
   std::vector<Block*> idle;
   for (const auto& [stream, pool] : pools_) {
     std::copy_if(pool->large.begin(), pool->large.end(), std::back_inserter(idle),
-                 [](const Block* block) { return !block->is_split(); });
+                 [](const Block* block) { return !block->is_split() && !block->expandable; });
   }
   uint64_t mean = 0;  // of the time stamps of all idle segments
   for (const Block* block : idle) mean += block->idle_since / idle.size();
@@ -381,7 +389,7 @@ bool DevicePool::release_oversize(StreamPool& pool, size_t size) {
   const auto found = pool.large.lower_bound(std::max(size, max_split));
   if (found != pool.large.end()) {
     Block* block = *found;
-    if (block->is_split()) return false;
+    if (block->is_split() || block->expandable) return false;
     remove_free(block);
     release_segment(block);
     return true;
@@ -389,7 +397,7 @@ bool DevicePool::release_oversize(StreamPool& pool, size_t size) {
   size_t released = 0;
   while (released < size && !pool.large.empty()) {
     Block* largest = *pool.large.rbegin();
-    if (largest->size < max_split || largest->is_split()) break;
+    if (largest->size < max_split || largest->is_split() || largest->expandable) break;
     released += largest->size;
     remove_free(largest);
     release_segment(largest);
@@ -404,30 +412,156 @@ void DevicePool::empty_cache() {
 
 void DevicePool::release_cached() {
   reclaim_all();
-  std::vector<Block*> whole;
+  std::vector<Block*> unused;
   auto collect = [&](Block* block) {
-    if (!block->is_split()) whole.push_back(block);
+    if (block->expandable || !block->is_split()) unused.push_back(block);
   };
   for (const auto& [stream, pool] : pools_) {
     pool->small.for_each(collect);
     std::for_each(pool->large.begin(), pool->large.end(), collect);
   }
-  for (Block* block : whole) {
-    remove_free(block);
-    release_segment(block);
+  for (Block* block : unused) {
+    if (block->expandable) {
+      unmap(block);
+    } else {
+      remove_free(block);
+      release_segment(block);
+    }
   }
 }
 
 void DevicePool::release_segment(Block* block) {
   driver_.release(device_, block->ptr);
   segments_.erase(block->ptr);
-  reserved_ -= block->size;
-  const size_t index = index_of(block);
-  decrease(stats_.segment, index, 1);
-  decrease(stats_.reserved_bytes, index, block->size);
+  decrease(stats_.segment, index_of(block), 1);
+  count_reserved(block, false);
   if (block->size >= settings().max_split_size) stats_.oversize_segments.decrease(1);
-  ++stats_.num_device_free;
   delete_block(block);
+}
+
+// ---- expandable segments ----
+
+/// Puts memory behind addresses next to free memory, if possible. Returns a free block of `size` bytes at
+/// least that is in no free list, or null for lack of memory.
+Block* DevicePool::expand(StreamPool& pool, size_t size, bool is_small) {
+  Block* block = find_unmapped(pool, size, is_small);
+  if (!block) block = reserve_addresses(pool, is_small);
+  const size_t free_before = block->prev && block->prev->is_free() ? block->prev->size : 0;
+  const size_t mapped_size = round_up(size - free_before, block->expandable->chunk_size());
+  if (mapped_size > block->size || reserved_ + mapped_size > limit()) return nullptr;
+  if (!block->expandable->map(block->ptr, mapped_size)) return nullptr;
+
+  pool.unmapped.erase(block);
+  if (mapped_size < block->size) pool.unmapped.insert(cut(block, mapped_size));
+  const int neighbours = (block->prev && block->prev->mapped) + (block->next && block->next->mapped);
+  std::vector<Block*> free_neighbours;
+  for (Block* neighbour : {block->prev, block->next}) {
+    if (!neighbour || !neighbour->is_free()) continue;
+    count_inactive(neighbour, false);
+    remove_free(neighbour);
+    free_neighbours.push_back(neighbour);
+  }
+  block->mapped = true;
+  count_reserved(block, true);
+  // A segment is a stretch of addresses with memory: this one is new, extends one or closes the gap between
+  // two.
+  if (neighbours == 0) increase(stats_.segment, index_of(block), 1);
+  if (neighbours == 2) decrease(stats_.segment, index_of(block), 1);
+  for (Block* neighbour : free_neighbours) {
+    block = neighbour->ptr < block->ptr ? join(neighbour, block) : join(block, neighbour);
+  }
+  count_inactive(block, true);
+  return block;
+}
+
+/// The lowest addresses without memory that, with the free block before them, suffice for `size` bytes.
+Block* DevicePool::find_unmapped(StreamPool& pool, size_t size, bool is_small) {
+  Block* best = nullptr;
+  for (Block* block : pool.unmapped) {
+    const size_t free_before = block->prev && block->prev->is_free() ? block->prev->size : 0;
+    if (block->is_small != is_small || free_before + block->size < size) continue;
+    if (!best || block->ptr < best->ptr) best = block;
+  }
+  return best;
+}
+
+/// A new expandable segment as one block without memory.
+Block* DevicePool::reserve_addresses(StreamPool& pool, bool is_small) {
+  const size_t chunk = is_small ? kSmallSegment : round_up(settings().large_segment_size, kSegmentGranule);
+  // More addresses than memory, so that a segment with holes can still take all memory at its end.
+  const size_t size = round_up(total_memory_ + total_memory_ / 8, chunk);
+  auto segment = std::make_unique<ExpandableSegment>(driver_, device_, size, chunk);
+  Block* block = new_block();
+  block->ptr = segment->base();
+  block->size = size;
+  block->mapped = false;
+  block->is_small = is_small;
+  block->expandable = segment.get();
+  block->device = device_;
+  block->stream = pool.stream;
+  block->pool = &pool;
+  pool.unmapped.insert(block);
+  segments_.emplace(block->ptr, Segment{block, size, std::move(segment)});
+  return block;
+}
+
+/// Gives the whole chunks within a free block back to the driver, and the addresses too if nothing is left of
+/// the segment.
+void DevicePool::unmap(Block* block) {
+  ExpandableSegment& segment = *block->expandable;
+  const auto offset =
+      static_cast<size_t>(static_cast<char*>(block->ptr) - static_cast<char*>(segment.base()));
+  const size_t begin = round_up(offset, segment.chunk_size());
+  const size_t end = (offset + block->size) / segment.chunk_size() * segment.chunk_size();
+  if (begin >= end) return;
+
+  count_inactive(block, false);
+  remove_free(block);
+  Block* gap = begin > offset ? cut(block, begin - offset) : block;
+  Block* rest = gap->size > end - begin ? cut(gap, end - begin) : nullptr;
+  const int neighbours = (gap->prev && gap->prev->mapped) + (gap->next && gap->next->mapped);
+  segment.unmap(gap->ptr, gap->size);
+  gap->mapped = false;
+  count_reserved(gap, false);
+  if (neighbours == 0) decrease(stats_.segment, index_of(gap), 1);
+  if (neighbours == 2) increase(stats_.segment, index_of(gap), 1);
+  for (Block* remaining : {gap != block ? block : nullptr, rest}) {
+    if (!remaining) continue;
+    insert_free(remaining);
+    count_inactive(remaining, true);
+  }
+
+  FreeSet& unmapped = gap->pool->unmapped;
+  if (gap->next && !gap->next->mapped) {
+    unmapped.erase(gap->next);
+    join(gap, gap->next);
+  }
+  if (gap->prev && !gap->prev->mapped) {
+    unmapped.erase(gap->prev);
+    gap = join(gap->prev, gap);
+  }
+  if (gap->prev || gap->next) {
+    unmapped.insert(gap);
+  } else {
+    segments_.erase(gap->ptr);
+    delete_block(gap);
+  }
+}
+
+// ---- counting ----
+
+/// A free block that shares its segment counts as inactive.
+void DevicePool::count_inactive(Block* block, bool add) {
+  if (!block->is_split()) return;
+  const auto change = add ? increase : decrease;
+  change(stats_.inactive_split, index_of(block), 1);
+  change(stats_.inactive_split_bytes, index_of(block), block->size);
+}
+
+void DevicePool::count_reserved(const Block* block, bool add) {
+  reserved_ += add ? block->size : -block->size;
+  (add ? increase : decrease)(stats_.reserved_bytes, index_of(block), block->size);
+  ++(add ? stats_.num_device_alloc : stats_.num_device_free);
 }
 
 // ---- block objects ----
@@ -441,6 +575,8 @@ Block* DevicePool::new_block() {
 
 void DevicePool::delete_block(Block* block) {
   block->prev = block->next = nullptr;
+  block->expandable = nullptr;
+  block->mapped = true;
   unused_blocks_.push_back(block);
 }
 
@@ -487,25 +623,41 @@ bool DevicePool::owns(const void* ptr) {
   return ptr < static_cast<const char*>(segment->first) + segment->second.size;
 }
 
+namespace {
+
+SegmentInfo describe_segment(const Block* first) {
+  SegmentInfo segment;
+  segment.device = first->device;
+  segment.address = reinterpret_cast<size_t>(first->ptr);
+  segment.stream = first->stream;
+  segment.is_large = !first->is_small;
+  segment.is_expandable = first->expandable != nullptr;
+  return segment;
+}
+
+void add_block(SegmentInfo& segment, const Block* block) {
+  BlockInfo& info = segment.blocks.emplace_back();
+  info.size = block->size;
+  info.requested_size = block->requested_size;
+  info.allocated = block->allocated;
+  info.active = !block->is_free();
+  segment.total_size += block->size;
+  segment.requested_size += block->requested_size;
+  if (info.allocated) segment.allocated_size += block->size;
+  if (info.active) segment.active_size += block->size;
+}
+
+}  // namespace
+
 std::vector<SegmentInfo> DevicePool::snapshot() {
   std::lock_guard lock(mutex_);
   std::vector<SegmentInfo> result;
   for (const auto& [address, segment] : segments_) {
-    SegmentInfo& info = result.emplace_back();
-    info.device = device_;
-    info.address = reinterpret_cast<size_t>(address);
-    info.total_size = segment.size;
-    info.stream = segment.head->stream;
-    info.is_large = !segment.head->is_small;
     for (const Block* block = segment.head; block; block = block->next) {
-      BlockInfo& piece = info.blocks.emplace_back();
-      piece.size = block->size;
-      piece.requested_size = block->requested_size;
-      piece.allocated = block->allocated;
-      piece.active = !block->is_free();
-      info.requested_size += block->requested_size;
-      if (piece.allocated) info.allocated_size += block->size;
-      if (piece.active) info.active_size += block->size;
+      if (!block->mapped) continue;
+      // A stretch of an expandable segment that has memory is reported as a segment.
+      if (!block->prev || !block->prev->mapped) result.push_back(describe_segment(block));
+      add_block(result.back(), block);
     }
   }
   return result;

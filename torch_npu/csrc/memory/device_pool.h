@@ -11,6 +11,7 @@
 
 #include "torch_npu/csrc/memory/block.h"
 #include "torch_npu/csrc/memory/driver.h"
+#include "torch_npu/csrc/memory/expandable_segment.h"
 #include "torch_npu/csrc/memory/settings.h"
 #include "torch_npu/csrc/memory/small_bins.h"
 
@@ -21,6 +22,7 @@ struct StreamPool {
   StreamHandle stream = nullptr;
   SmallBins small;
   FreeSet large;
+  FreeSet unmapped;  // stretches of expandable segments that have no memory
 };
 
 /// The cache of one device's memory: segments from the driver, cut into blocks on demand, joined again when
@@ -62,6 +64,7 @@ class DevicePool {
   struct Segment {
     Block* head;  // the block at the lowest address; it stays the same object while blocks split and join
     size_t size;
+    std::unique_ptr<ExpandableSegment> expandable;  // null: memory of fixed size
   };
 
   StreamPool& stream_pool(StreamHandle stream);
@@ -73,7 +76,15 @@ class DevicePool {
   Block* allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small, size_t requested);
   [[noreturn]] void raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t requested);
 
+  Block* expand(StreamPool& pool, size_t size, bool is_small);
+  Block* find_unmapped(StreamPool& pool, size_t size, bool is_small);
+  Block* reserve_addresses(StreamPool& pool, bool is_small);
+  void unmap(Block* block);
+
   void split(Block* block, size_t size);
+  Block* cut(Block* block, size_t size);
+  void count_inactive(Block* block, bool add);
+  void count_reserved(const Block* block, bool add);
   void put_back(Block* block);
   Block* join(Block* low, Block* high);
   void insert_free(Block* block);
@@ -96,7 +107,7 @@ class DevicePool {
 
   StreamPool* last_pool_ = nullptr;  // of the stream that allocated last
   std::unordered_map<StreamHandle, std::unique_ptr<StreamPool>> pools_;
-  std::map<const void*, Segment> segments_;
+  std::map<const void*, Segment> segments_;  // by address
   std::unordered_map<StreamHandle, PendingEvents> pending_;
   std::deque<Block> block_storage_;
   std::vector<Block*> unused_blocks_;

@@ -16,6 +16,7 @@ namespace torch_npu::memory {
 class Driver {
  public:
   using Event = void*;
+  using PhysicalMemory = void*;
 
   virtual ~Driver() = default;
 
@@ -29,6 +30,13 @@ class Driver {
   /// Free and total bytes of the device.
   virtual std::pair<size_t, size_t> memory_info(c10::DeviceIndex device) = 0;
   virtual void copy(void* dest, const void* src, size_t nbytes) = 0;
+
+  /// Addresses without memory.
+  virtual void* reserve_addresses(c10::DeviceIndex device, size_t nbytes) = 0;
+  virtual void release_addresses(c10::DeviceIndex device, void* ptr) = 0;
+  /// Puts memory behind reserved addresses; null for lack of memory.
+  virtual PhysicalMemory map_memory(c10::DeviceIndex device, void* ptr, size_t nbytes) = 0;
+  virtual void unmap_memory(c10::DeviceIndex device, void* ptr, PhysicalMemory memory) = 0;
 
   virtual Event record_event(c10::DeviceIndex device, StreamHandle stream) = 0;
   virtual bool event_completed(Event event) = 0;

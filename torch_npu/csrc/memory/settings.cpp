@@ -130,6 +130,7 @@ const std::map<std::string, Parser>& parsers() {
        [](const Entry& e, Settings& s) { s.garbage_collection_threshold = number<double>(e, 0, 1); }},
       {"per_process_memory_fraction",
        [](const Entry& e, Settings& s) { s.memory_fraction = number<double>(e, 0, 1); }},
+      {"expandable_segments", [](const Entry& e, Settings& s) { s.expandable_segments = boolean(e); }},
       {"roundup_power2_divisions", parse_divisions},
       {"pinned_use_background_threads", [](const Entry& e, Settings&) { boolean(e); }},
       {"pinned_max_round_threshold_mb", [](const Entry& e, Settings&) { megabytes(e, 1); }},
@@ -189,6 +190,11 @@ Settings parse_settings(std::string_view text) {
                       "' is given more than once");
     parser->second(entry, settings);
   }
+  TORCH_CHECK_VALUE(
+      !settings.expandable_segments ||
+          (!seen.count("max_split_size_mb") && !seen.count("garbage_collection_threshold")),
+      "PYTORCH_NPU_ALLOC_CONF: expandable_segments:True gives unused memory back in pieces, so it excludes "
+      "max_split_size_mb and garbage_collection_threshold: leave them out, or expandable_segments");
   settings.text = text;
   return settings;
 }

@@ -17,6 +17,8 @@ struct Settings {
   size_t max_non_split_rounding = size_t{20} << 20;
   /// Segments from which allocations between 1 and 10 MiB are cut.
   size_t large_segment_size = size_t{20} << 20;
+  /// Cut blocks from segments that grow and shrink, instead of fixed ones.
+  bool expandable_segments = false;
   /// Fraction of the memory limit above which old cached segments are released; 0 releases none.
   double garbage_collection_threshold = 0;
   /// Initial memory fraction of each device.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -9,9 +10,9 @@
 
 namespace torch_npu::memory {
 
-/// The free small blocks of one stream: a list for each multiple of 512 B up to a segment of 2 MiB, and a
-/// two-level bitmap of the lists that are not empty. All operations take constant time, and best fit is
-/// exact.
+/// The free small blocks of one stream: a list for each multiple of 512 B up to 2 MiB (the last one also for
+/// larger blocks, which expandable segments have), and a two-level bitmap of the lists that are not empty.
+/// All operations take constant time, and best fit is exact for the sizes that are allocated from here.
 class SmallBins {
  public:
   static constexpr size_t kStep = 512;
@@ -70,7 +71,7 @@ class SmallBins {
  private:
   static constexpr size_t kBins = kMaxSize / kStep;
 
-  static size_t bin_of(size_t size) { return size / kStep - 1; }
+  static size_t bin_of(size_t size) { return std::min(size / kStep, kBins) - 1; }
   static uint64_t bit(size_t i) { return uint64_t{1} << i; }
 
   uint64_t summary_ = 0;
