@@ -7,13 +7,14 @@
 
 namespace torch_npu::cann {
 
-/// Raises c10::AcceleratorError (torch.AcceleratorError): which call failed, what the code means, CANN's message for this
-/// thread and what to do.
+/// Raises c10::AcceleratorError (torch.AcceleratorError): which call failed, what the code means, CANN's
+/// message for this thread and what to do.
 [[noreturn]] void raise_error(aclError code, const char* call);
 
 /// raise_error() if `code` is not success.
 inline void check(aclError code, const char* call) {
-  if (code != ACL_SUCCESS) [[unlikely]] raise_error(code, call);
+  if (code != ACL_SUCCESS) [[unlikely]]
+    raise_error(code, call);
 }
 
 /// Raises: this CANN lacks the optional function `name`.
@@ -39,7 +40,8 @@ class Function<Result(Args...)> : private Symbol {
   explicit operator bool() const { return address != nullptr; }
 
   Result operator()(Args... args) const {
-    if (!address) [[unlikely]] raise_missing(name);
+    if (!address) [[unlikely]]
+      raise_missing(name);
     return reinterpret_cast<Result (*)(Args...)>(address)(args...);
   }
 

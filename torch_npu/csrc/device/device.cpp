@@ -92,16 +92,6 @@ aclrtMemLocation location_of(const void* pointer) {
   return attributes.location;
 }
 
-/// Calls `body` with the device activated, then activates the one that was.
-template <class Body>
-auto with_device(c10::DeviceIndex index, Body body) {
-  const c10::DeviceIndex before = thread_state.active;
-  activate(index);
-  const auto result = body();
-  if (before >= 0) activate(before);
-  return result;
-}
-
 }  // namespace
 
 void ensure_initialized() {
@@ -197,19 +187,17 @@ const Properties& properties(c10::DeviceIndex index) {
 }
 
 std::pair<size_t, size_t> memory_info(c10::DeviceIndex index) {
-  return with_device(index, [] {
-    size_t free = 0, total = 0;
-    cann::api().aclrtGetMemInfo.checked(ACL_HBM_MEM, &free, &total);
-    return std::pair(free, total);
-  });
+  activate(index);
+  size_t free = 0, total = 0;
+  cann::api().aclrtGetMemInfo.checked(ACL_HBM_MEM, &free, &total);
+  return {free, total};
 }
 
 int32_t utilization(c10::DeviceIndex index) {
-  return with_device(index, [index] {
-    aclrtUtilizationInfo info{};
-    cann::api().aclrtGetDeviceUtilizationRate.checked(index, &info);
-    return info.cubeUtilization;
-  });
+  ensure_initialized();
+  aclrtUtilizationInfo info{};
+  cann::api().aclrtGetDeviceUtilizationRate.checked(index, &info);
+  return info.cubeUtilization;
 }
 
 bool can_access_peer(c10::DeviceIndex index, c10::DeviceIndex peer) {

@@ -9,14 +9,15 @@
 
 /// Devices as this process sees them: how many, which one a thread has selected, what they are.
 ///
-/// Nothing here touches a device before it must. Counting loads CANN's libraries; ensure_initialized() (aclInit)
-/// and activate() (aclrtSetDevice in this thread) run at the first allocation, stream or launch.
+/// Nothing here touches a device before it must. Counting loads CANN's libraries; ensure_initialized()
+/// (aclInit) and activate() (aclrtSetDevice in this thread) run at the first allocation, stream or launch.
 namespace torch_npu::device {
 
 /// More devices than any Ascend server shows to one process.
 constexpr c10::DeviceIndex kMaxDevices = 64;
 
-/// Calls aclInit at first use. Raises if no CANN can be used, or in the forked child of an initialised process.
+/// Calls aclInit at first use. Raises if no CANN can be used, or in the forked child of an initialised
+/// process.
 void ensure_initialized();
 
 /// True after ensure_initialized() succeeded in this process.

@@ -7,8 +7,9 @@
 
 namespace torch_npu {
 
-/// Counter-based random numbers (Philox): a draw is a function of (seed, offset), and a kernel that needs n numbers
-/// per thread takes the current pair and moves the offset on. get_state() is 16 bytes, as CUDA's: seed, offset.
+/// Counter-based random numbers (Philox): a draw is a function of (seed, offset), and a kernel that needs n
+/// numbers per thread takes the current pair and moves the offset on. get_state() is 16 bytes, as CUDA's:
+/// seed, offset.
 class NPUGeneratorImpl final : public c10::GeneratorImpl {
  public:
   explicit NPUGeneratorImpl(c10::DeviceIndex device = -1);
@@ -24,8 +25,8 @@ class NPUGeneratorImpl final : public c10::GeneratorImpl {
   void set_state(const c10::TensorImpl& state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
 
-  /// Takes (seed, offset) for one launch and advances the offset by `increment`, rounded up to a multiple of 4.
-  /// Locks the generator: call it without holding mutex_.
+  /// Takes (seed, offset) for one launch and advances the offset by `increment`, rounded up to a multiple
+  /// of 4. Locks the generator: call it without holding mutex_.
   std::pair<uint64_t, uint64_t> philox_engine_inputs(uint64_t increment);
 
   static c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
@@ -37,7 +38,8 @@ class NPUGeneratorImpl final : public c10::GeneratorImpl {
   uint64_t offset_ = 0;
 };
 
-/// The generator that ops without a `generator` argument use; -1 is the current device. Makes no device contact.
+/// The generator that ops without a `generator` argument use; -1 is the current device. Makes no device
+/// contact.
 const at::Generator& default_generator(c10::DeviceIndex index = -1);
 
 /// The generator an op was given, or its device's default one.
