@@ -1,6 +1,7 @@
 """The software CANN: CANN's C libraries, executing on the CPU.
 
-The native libraries lie in ``root() / "lib64"``, where clients of CANN look for them. Importing this package loads none.
+The native libraries lie in ``root() / "lib64"``, where clients of CANN look for them.
+Importing this package loads none.
 """
 
 from __future__ import annotations

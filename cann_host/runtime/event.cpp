@@ -292,13 +292,6 @@ aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
   return entry(__func__, [&] { wait(stream_of(stream), event_of(event)); });
 }
 
-aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t timeout) {
-  return entry(__func__, [&] {
-    deadline_after(timeout);
-    wait(stream_of(stream), event_of(event));
-  });
-}
-
 aclError aclrtSynchronizeEvent(aclrtEvent event) {
   return entry(__func__, [&] { synchronize(event_of(event), {}); });
 }

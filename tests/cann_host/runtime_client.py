@@ -79,9 +79,7 @@ class Acl:
         self._library = ctypes.CDLL(str(cann_host.library()))
         for name, (result, parameters) in PROTOTYPES.items():
             function = getattr(self._library, name)
-            function.argtypes = [
-                parameter if parameter is ctypes.c_void_p else parameter for parameter in map(ctype, parameters)
-            ]
+            function.argtypes = [ctype(parameter) for parameter in parameters]
             if "*" in result:
                 function.restype = ctypes.c_char_p if "char" in result else ctypes.c_void_p
             elif result == "void":

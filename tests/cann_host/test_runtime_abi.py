@@ -37,9 +37,16 @@ NEEDS_POINTER = sorted(
     if result == "aclError" and any(ctype(parameter) is ctypes.c_void_p for parameter in parameters)
 )
 # null is a valid argument here: the default stream, no configuration, no condition to report
-NULL_IS_FINE = {"aclInit", "aclrtSynchronizeStream", "aclrtStreamAbort", "aclrtResetStreamResLimit",
-                "aclrtSetStreamOverflowSwitch", "aclrtUseStreamResInCurrentThread", "aclrtUnuseStreamResInCurrentThread",
-                "aclrtSynchronizeStreamWithTimeout"}  # fmt: skip
+NULL_IS_FINE = {
+    "aclInit",
+    "aclrtSynchronizeStream",
+    "aclrtSynchronizeStreamWithTimeout",
+    "aclrtStreamAbort",
+    "aclrtResetStreamResLimit",
+    "aclrtSetStreamOverflowSwitch",
+    "aclrtUseStreamResInCurrentThread",
+    "aclrtUnuseStreamResInCurrentThread",
+}
 
 
 @isolated()
@@ -88,7 +95,7 @@ def test_message_is_given_once() -> None:
     assert a.aclGetRecentErrMsg() == b""
 
 
-@pytest.mark.parametrize("name", ["acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel"])
+@pytest.mark.parametrize("name", ["acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "atb"])
 def test_companion_brings_the_runtime(name: str) -> None:
     code = f"import ctypes; ctypes.CDLL({str(cann_host.library(name))!r}).aclopCompileAndExecute"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -140,7 +141,7 @@ def test_copy_bounds() -> None:
     small, large = a.malloc(512), a.malloc(4096)
     with pytest.raises(AclError, match="count=11 is more than destMax=10"):
         a.aclrtMemcpy(small, 10, large, 11, a.ACL_MEMCPY_DEVICE_TO_DEVICE)
-    with pytest.raises(AclError, match="dst=0x[0-9a-f]+ has 12 bytes left in its allocation, 13 were asked for"):
+    with pytest.raises(AclError, match=r"dst=0x[0-9a-f]+ has 12 bytes left in its allocation, 13 were asked for"):
         a.aclrtMemcpy(small + 500, 100, large, 13, a.ACL_MEMCPY_DEVICE_TO_DEVICE)
     with pytest.raises(AclError, match="kind=9 is not a kind"):
         a.aclrtMemcpy(small, 10, large, 10, 9)
@@ -190,8 +191,6 @@ def test_batch_copy_names_the_failing_pair() -> None:
 def test_bad_setting_is_named(name: str, value: str, expected: str) -> None:
     code = "from runtime_client import acl; acl()"
     folder = __file__.rpartition("/")[0]
-    import os
-
     result = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {name: value, "PYTHONPATH": folder},
