@@ -41,15 +41,22 @@ def dtype_mask(dtypes: tuple[str, ...]) -> str:
 
 
 def _places(op: AclnnOp) -> bool:
-    """Whether the body hands results to assign(), which profits from outputs offered to the allocator."""
-    return op.host is not None and "assign(" in op.host
+    """Whether the body hands results to assign(), which profits from outputs offered to the allocator.
+
+    What an in-place operator writes it also reads, so that its memory is not on offer.
+    """
+    return op.host is not None and "assign(" in op.host and not op.name.startswith("Inplace")
 
 
-def _placed_outputs(op: AclnnOp) -> str:
+def _placement(op: AclnnOp) -> str:
+    """Arguments of Placement: the outputs, then what the body reads."""
+
     def one(p: Param) -> str:
         return f"{p.name}.value_or(at::Tensor())" if p.is_optional else p.name
 
-    return ", ".join(one(p) for p in op.outputs if p.kind in ("Tensor!", "Tensor!?"))
+    outputs = ", ".join(one(p) for p in op.outputs if p.kind in ("Tensor!", "Tensor!?"))
+    inputs = [p.name for p in op.params if p.is_tensor and not p.is_output]
+    return ", ".join([f"{{{outputs}}}", *inputs])
 
 
 def environment() -> jinja2.Environment:
@@ -66,7 +73,7 @@ def environment() -> jinja2.Environment:
         "arg_tag": lambda p: f"cann_host::arg::{ARG_TAG[p.kind]}",
         "mask": dtype_mask,
         "places": _places,
-        "placed_outputs": _placed_outputs,
+        "placement": _placement,
     }
     return env
 

@@ -53,11 +53,27 @@ const bool g_installed = [] {
 
 }  // namespace
 
-Placement::Placement(std::initializer_list<at::Tensor> outputs) {
+void Placement::offer(std::initializer_list<at::Tensor> outputs) {
   t_slot_count = 0;
   for (const auto& out : outputs) {
     if (out.defined() && out.numel() > 0 && out.is_non_overlapping_and_dense() && t_slot_count < kMaxSlots) {
       t_slots[t_slot_count++] = {out.data_ptr(), out.nbytes()};
+    }
+  }
+}
+
+void Placement::withdraw(const at::Tensor& input) {
+  if (t_slot_count == 0 || !input.defined() || input.numel() == 0) return;
+  int64_t last = 0;  // of the elements from the first one; strides of CANN are not negative
+  for (int64_t d = 0; d < input.dim(); ++d) last += (input.size(d) - 1) * input.stride(d);
+  const auto* begin = static_cast<const char*>(input.const_data_ptr());
+  const auto* end = begin + (last + 1) * static_cast<int64_t>(input.element_size());
+  for (size_t i = 0; i < t_slot_count;) {
+    const auto* data = static_cast<const char*>(t_slots[i].data);
+    if (data < end && begin < data + t_slots[i].bytes) {
+      t_slots[i] = t_slots[--t_slot_count];
+    } else {
+      ++i;
     }
   }
 }
