@@ -28,10 +28,12 @@ except ImportError as error:
     warnings.warn(_load_error, RuntimeWarning, stacklevel=2)
 else:
     from torch_npu import npu
-    from torch_npu.fallback import clear_fallback_report, fallback_policy, fallback_report  # noqa: F401
     from torch_npu._backend import register
+    from torch_npu.fallback import clear_fallback_report, fallback_policy, fallback_report  # noqa: F401
 
     register(npu)
+    from torch_npu import ops, optim  # noqa: F401
+    from torch_npu.ops import npu_fusion_attention  # noqa: F401
 
 
 def cann_info() -> dict[str, Any]:
