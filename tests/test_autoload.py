@@ -132,3 +132,16 @@ def test_a_broken_native_library_does_not_break_torch(run_python, tmp_path):
 
 def test_version_matches_the_torch_it_is_for():
     assert torch_npu.__version__.startswith("2.13.")
+
+
+def test_the_first_operator_may_be_one_that_grows_its_output(run_python):
+    # What an operator needs once a process must be there before the first one reads its arguments.
+    run_python("""
+        import torch
+        assert torch.arange(6.0, device="npu").tolist() == [0, 1, 2, 3, 4, 5]
+    """)
+    run_python("""
+        import torch
+        x = torch.add(torch.ones(2), 1).npu()
+        assert torch.cumsum(x, 0, out=torch.empty(0, device="npu")).tolist() == [2, 4]
+    """)

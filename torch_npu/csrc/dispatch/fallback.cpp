@@ -40,7 +40,6 @@ bool mixes_devices(const std::string& name) {
 
 /// A CPU generator whose stream is a function of the npu generator's seed and offset, which it advances.
 at::Generator host_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device) {
-  if (given.has_value() && given->defined() && given->device().is_cpu()) return *given;
   constexpr uint64_t kNumbersPerCall = 1 << 20;
   const auto [seed, offset] = generator_or_default(given, device).philox_engine_inputs(kNumbersPerCall);
   constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
@@ -157,13 +156,14 @@ void FallbackKernel::run_on_views(const c10::OperatorHandle& op, torch::jit::Sta
   const size_t first = stack->size() - schema.arguments().size();
   const auto device = device::current_device();
   HostCall call;
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    auto& value = (*stack)[first + i];
-    if (value.isTensor() && !value.toTensor().defined()) continue;
-    value = to_host(call, value, schema.arguments()[i], device);
-  }
   {
+    // Holds while the views are made, too: a view keeps the allocator that its storage grows with.
     const HostAllocationsFromPool pooled;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      auto& value = (*stack)[first + i];
+      if (value.isTensor() && !value.toTensor().defined()) continue;
+      value = to_host(call, value, schema.arguments()[i], device);
+    }
     op.redispatchBoxed(kCpuKeys, stack);
   }
   if (is_mutable_) call.write_back();

@@ -124,6 +124,9 @@ void HostCall::write_back() {
       const size_t bytes = host->nbytes();
       npu_storage->set_data_ptr_noswap(memory::adopt_host_storage(std::move(host)));
       npu_storage->set_nbytes(bytes);
+    } else {
+      TORCH_INTERNAL_ASSERT(host->data() == npu_storage->data() || host->nbytes() == 0,
+                            "a CPU kernel put an npu tensor into memory that is not the device's");
     }
     if (npu_impl->sizes() != view_impl->sizes() || npu_impl->strides() != view_impl->strides() ||
         npu_impl->storage_offset() != view_impl->storage_offset()) {
