@@ -226,17 +226,24 @@ def test_memory_fraction():
 
 
 def test_settings_by_environment():
-    code = (
-        "import torch, torch_npu; x = torch.npu.caching_allocator_alloc(65 << 20); print(torch.npu.memory_allocated())"
-    )
-    result = run_python(code, PYTORCH_NPU_ALLOC_CONF="roundup_power2_divisions:4")
-    assert result.stdout.strip() == str(80 * MiB), result.stderr
-    result = run_python(code, PYTORCH_NPU_ALLOC_CONF="max_split_size:1")
-    assert "unknown key 'max_split_size'. Known keys: expandable_segments" in result.stderr
-    result = run_python(code, PYTORCH_NPU_ALLOC_CONF="per_process_memory_fraction:2.0")
-    assert "per_process_memory_fraction must be a number from 0 to 1, but got '2.0'" in result.stderr
-    both = {"PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:30", "PYTORCH_ALLOC_CONF": "max_split_size_mb:40"}
-    assert "are both set and differ" in run_python(code, **both).stderr
+    result = run_python("""
+        import os, pytest, torch, torch_npu
+
+        def refused(message, key, value):
+            os.environ[key] = value
+            with pytest.raises(ValueError, match=message):
+                torch.npu.caching_allocator_alloc(100)
+
+        npu = "PYTORCH_NPU_ALLOC_CONF"
+        refused("unknown key 'max_split_size'. Known keys: expandable_segments", npu, "max_split_size:1")
+        refused("must be a number from 0 to 1, but got '2.0'", npu, "per_process_memory_fraction:2.0")
+        refused("are both set and differ", "PYTORCH_ALLOC_CONF", "max_split_size_mb:40")
+        del os.environ["PYTORCH_ALLOC_CONF"]
+        os.environ[npu] = "roundup_power2_divisions:4"
+        torch.npu.caching_allocator_alloc(65 << 20)
+        assert torch.npu.memory_allocated() == 80 << 20
+    """)
+    assert result.returncode == 0, result.stderr
 
 
 def test_settings_at_run_time():
@@ -286,6 +293,14 @@ def test_record_stream():
     torch.npu.synchronize()
     torch.npu.empty_cache()
     assert torch.npu.memory_stats()["active.all.current"] == before - 1
+
+
+def test_profiler_sees_memory():
+    with torch.profiler.profile(profile_memory=True) as profile:
+        tensor = empty(3 * MiB)
+        del tensor
+    assert sum(event.self_device_memory_usage for event in profile.events()) == 0
+    assert any(event.self_device_memory_usage == 3 * MiB + 512 for event in profile.events())
 
 
 def test_threads():
@@ -356,6 +371,106 @@ def test_host_memory_stats():
     torch.npu.reset_peak_host_memory_stats()
     torch.npu.reset_accumulated_host_memory_stats()
     assert torch.npu.host_memory_stats()["num_host_alloc"] == 0
+
+
+@pytest.fixture
+def recorded():
+    def record(*args, **kwargs) -> None:
+        torch.npu.memory._record_memory_history(*args, clear_history=True, **kwargs)
+
+    yield record
+    torch.npu.memory._record_memory_history(None)
+
+
+def allocate_here(nbytes: int) -> torch.Tensor:
+    return empty(nbytes)
+
+
+def free_here(tensors: list[torch.Tensor]) -> None:
+    tensors.clear()
+
+
+def test_history_has_call_stacks(recorded):
+    recorded(stacks="python")
+    tensors = [allocate_here(3 * MiB)]
+    address = tensors[0].data_ptr()
+    free_here(tensors)
+    torch.npu.empty_cache()
+    events = torch.npu.memory._snapshot()["device_traces"][0]
+    assert [e["action"] for e in events] == [
+        "segment_alloc",
+        "alloc",
+        "free_requested",
+        "free_completed",
+        "segment_free",
+    ]
+    alloc, free = events[1], events[2]
+    assert (alloc["addr"], alloc["size"]) == (free["addr"], free["size"]) == (address, 3 * MiB)
+    assert "allocate_here" in [frame["name"] for frame in alloc["frames"]]
+    assert any(frame["filename"] == __file__ for frame in alloc["frames"])
+    assert "free_here" in [frame["name"] for frame in free["frames"]]
+    assert 0 <= free["time_us"] - alloc["time_us"] < 60e6
+
+
+@pytest.mark.parametrize("context", ["state", "alloc", "all", None])
+def test_history_contexts(recorded, context):
+    recorded(context=context, stacks="python")
+    tensors = [allocate_here(100)]
+    live = str(torch.npu.memory._snapshot()["segments"])
+    free_here(tensors)
+    past = str(torch.npu.memory._snapshot()["device_traces"])
+    assert ("allocate_here" in live) == (context is not None)
+    assert ("allocate_here" in past) == (context in ("alloc", "all"))
+    assert ("free_here" in past) == (context == "all")
+
+
+def test_history_with_cpp_frames(recorded):
+    recorded("state", stacks="all")
+    tensor = empty(12345)
+    blocks = [b for s in torch.npu.memory._snapshot()["segments"] for b in s["blocks"] if b["requested_size"] == 12345]
+    assert "at::" in str(blocks[0]["frames"])
+    del tensor
+
+
+def test_history_keeps_the_last_events(recorded):
+    recorded(context=None, max_entries=3)
+    for size in range(1, 11):
+        empty(size)
+    events = torch.npu.memory._snapshot()["device_traces"][0]
+    assert [(e["action"], e["size"]) for e in events] == [("alloc", 10), ("free_requested", 10), ("free_completed", 10)]
+    recorded(context=None, skip_actions=["free_requested", "free_completed", "segment_alloc", "snapshot"])
+    empty(1)
+    empty(2)
+    events = torch.npu.memory._snapshot()["device_traces"][0]
+    assert [(e["action"], e["size"]) for e in events] == [("alloc", 1), ("alloc", 2)]
+
+
+def test_history_of_out_of_memory(recorded):
+    recorded(context=None)
+    free, total = torch.npu.mem_get_info()
+    with pytest.raises(torch.OutOfMemoryError):
+        empty(2 * total)
+    event = torch.npu.memory._snapshot()["device_traces"][0][-1]
+    assert (event["action"], event["size"], event["device_free"]) == ("oom", 2 * total, free)
+
+
+def test_history_arguments():
+    for arguments in ({"enabled": "yes"}, {"context": "some"}, {"stacks": "cpp"}, {"max_entries": 0}):
+        with pytest.raises(ValueError, match=r"expected|max_entries"):
+            torch.npu.memory._record_memory_history(**arguments)
+
+
+def test_snapshot_feeds_the_visualiser(recorded, tmp_path):
+    from torch.cuda._memory_viz import segment_plot, trace_plot
+
+    recorded(stacks="python")
+    tensor = allocate_here(5000)
+    snapshot = torch.npu.memory._snapshot()
+    assert len(trace_plot(snapshot)) > 1000
+    assert len(segment_plot(snapshot)) > 1000
+    torch.npu.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
+    assert (tmp_path / "snapshot.pickle").stat().st_size > 1000
+    del tensor
 
 
 def test_allocator_backend():

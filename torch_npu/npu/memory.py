@@ -8,10 +8,15 @@ Sizes are multiples of 512 bytes. On SoCs before Ascend 950 each allocation has 
 their vector units read whole 32-byte pieces, so a tensor of 512 bytes counts as 1024.
 """
 
+import pickle
+import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from torch._utils import _augment_memory_snapshot_stack_traces
+from torch.cuda._memory_viz import memory, segments
 
 from torch_npu import _C
 from torch_npu.npu._utils import _get_device_index
@@ -218,7 +223,67 @@ def memory_snapshot() -> list[dict[str, Any]]:
     """The segments that the allocator holds on all devices, each with its blocks, by the keys of torch.cuda's."""
     if not is_initialized():
         return []
-    return _C._memory_snapshot()
+    return _C._memory_segments()
+
+
+def _record_memory_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    device: DeviceLike = None,
+    clear_history: bool = False,
+    skip_actions: Sequence[str] = (),
+) -> None:
+    """Record what the allocators of all devices do, with call stacks, for :func:`_snapshot`.
+
+    Args:
+        enabled: None stops; ``"state"`` records for memory in use; ``"all"`` also keeps all allocations and frees.
+        context: which of them get a call stack: None, ``"state"`` (memory in use), ``"alloc"`` (also past allocations),
+            ``"all"`` (also frees).
+        stacks: ``"python"`` (and TorchScript) or ``"all"`` (also C++, which takes longer to look up).
+        max_entries: how many events are kept; each takes up to several KB.
+        device: accepted for compatibility; all devices are recorded.
+        clear_history: forget earlier events.
+        skip_actions: events to leave out: alloc, free_requested, free_completed, segment_alloc, segment_free,
+            segment_map, segment_unmap, oom, snapshot.
+
+    Raises:
+        ValueError: an argument has none of these values.
+    """
+    _lazy_init()
+    _C._record_memory_history(enabled, context, stacks, max_entries, clear_history, list(skip_actions))
+
+
+def _snapshot(device: DeviceLike = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
+    """The state of the allocators and the recorded events of all devices, as torch.cuda.memory._snapshot gives them.
+
+    The keys: ``segments`` (see :func:`memory_snapshot`, here with the call stacks), ``device_traces`` (a list of events
+    for each device), ``allocator_settings`` and ``external_annotations``. ``augment_with_fx_traces`` adds to frames of
+    FX-generated code where in the model they come from.
+    """
+    _lazy_init()
+    snapshot = _C._memory_snapshot()
+    return _augment_memory_snapshot_stack_traces(snapshot) if augment_with_fx_traces else snapshot
+
+
+def _dump_snapshot(filename: str = "dump_snapshot.pickle", augment_with_fx_traces: bool = False) -> None:
+    """Pickle :func:`_snapshot` into a file that the viewer at pytorch.org/memory_viz opens."""
+    snapshot = _snapshot(augment_with_fx_traces=augment_with_fx_traces)
+    with open(filename, "wb") as file:
+        pickle.dump(snapshot, file)
+
+
+def _save_segment_usage(filename: str = "output.svg", snapshot: dict[str, Any] | None = None) -> None:
+    """Write a flame graph of the segments and the call stacks that hold them."""
+    with open(filename, "w") as file:
+        file.write(segments(snapshot or _snapshot()))
+
+
+def _save_memory_usage(filename: str = "output.svg", snapshot: dict[str, Any] | None = None) -> None:
+    """Write a flame graph of the allocated memory by call stack."""
+    with open(filename, "w") as file:
+        file.write(memory(snapshot or _snapshot()))
 
 
 def _format_size(size: int, reference: int) -> str:

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -51,8 +52,9 @@ struct Block {
   ExpandableSegment* expandable = nullptr;  // the segment, if it is of that kind
   Block* bin_prev = nullptr;                // neighbours in the bin of free small blocks of this size
   Block* bin_next = nullptr;
-  FreeSet::node_type free_node;           // a large block's node of FreeSet while it is not free
-  std::vector<StreamHandle> stream_uses;  // other streams that use the block (recordStream)
+  FreeSet::node_type free_node;                   // a large block's node of FreeSet while it is not free
+  std::shared_ptr<c10::GatheredContext> context;  // call stack of the allocation, if history is recorded
+  std::vector<StreamHandle> stream_uses;          // other streams that use the block (recordStream)
 
   /// Shares its memory segment with other blocks.
   bool is_split() const { return (prev && prev->mapped) || (next && next->mapped); }

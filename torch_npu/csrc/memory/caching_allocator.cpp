@@ -147,6 +147,19 @@ std::vector<SegmentInfo> NPUCachingAllocator::snapshot() {
   return result;
 }
 
+void NPUCachingAllocator::record_history(const History::Options& options) {
+  for (c10::DeviceIndex device = 0; device < driver_.device_count(); ++device)
+    pool(device).record_history(options);
+}
+
+std::vector<std::vector<History::Event>> NPUCachingAllocator::history() {
+  std::vector<std::vector<History::Event>> result;
+  for (c10::DeviceIndex device = 0; device < driver_.device_count(); ++device) {
+    result.push_back(pool(device).history());
+  }
+  return result;
+}
+
 NPUCachingAllocator& caching_allocator() {
   // Never deleted: tensors may be freed while the process exits.
   static auto& allocator = *new NPUCachingAllocator(cann_driver());

@@ -50,6 +50,11 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
 
   std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot();
 
+  /// Starts or stops recording events on all devices.
+  void record_history(const History::Options& options);
+  /// The recorded events of each device, oldest first.
+  std::vector<std::vector<History::Event>> history();
+
   Driver& driver() const { return driver_; }
 
  private:

@@ -14,6 +14,8 @@ using c10::CachingAllocator::StatType;
 using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::DeviceStats;
 using c10::CachingDeviceAllocator::SegmentInfo;
+using Action = History::Event::Action;
+using Level = History::Level;
 
 namespace {
 
@@ -93,7 +95,9 @@ size_t DevicePool::limit() { return static_cast<size_t>(fraction_ * static_cast<
 // ---- allocation ----
 
 Block* DevicePool::allocate(size_t nbytes, StreamHandle stream) {
+  History::Context context = history_.gather(Level::STATE);
   std::unique_lock lock(mutex_);
+  context_ = std::move(context);
   if (nbytes >= kExabyte) raise_out_of_memory(lock, nbytes);
   if (!pending_.empty()) reclaim_completed();
   ++allocation_count_;
@@ -103,7 +107,7 @@ Block* DevicePool::allocate(size_t nbytes, StreamHandle stream) {
   StreamPool& pool = stream_pool(stream);
   Block* block = take_free_block(pool, size, is_small);
   if (!block) [[unlikely]] {
-    block = allocate_segment_or_reclaim(pool, size, is_small, nbytes);
+    block = allocate_segment_or_reclaim(pool, size, is_small);
     if (!block) raise_out_of_memory(lock, nbytes);
   }
   split(block, size);
@@ -117,6 +121,11 @@ Block* DevicePool::allocate(size_t nbytes, StreamHandle stream) {
   increase(stats_.active_bytes, index, block->size);
   increase(stats_.requested_bytes, index, nbytes);
   if (block->size >= settings().max_split_size) stats_.oversize_allocations.increase(1);
+  if (history_.enabled()) [[unlikely]] {
+    block->context = context_;
+    record(Action::ALLOC, block, nbytes);
+  }
+  report_to_profiler(block, static_cast<int64_t>(block->size));
   return block;
 }
 
@@ -200,7 +209,8 @@ Block* DevicePool::allocate_segment(StreamPool& pool, size_t size, bool is_small
   block->device = device_;
   block->stream = pool.stream;
   block->pool = &pool;
-  segments_.emplace(ptr, Segment{block, segment_size, nullptr});
+  segments_.emplace(ptr, Segment{block, segment_size, nullptr, context_});
+  record(Action::SEGMENT_ALLOC, block, segment_size);
   increase(stats_.segment, index_of(block), 1);
   count_reserved(block, true);
   if (segment_size >= settings().max_split_size) stats_.oversize_segments.increase(1);
@@ -208,8 +218,7 @@ Block* DevicePool::allocate_segment(StreamPool& pool, size_t size, bool is_small
 }
 
 /// Gives up cached memory in steps, from the least to the most costly, until a segment can be had.
-Block* DevicePool::allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small,
-                                               size_t requested) {
+Block* DevicePool::allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small) {
   if (settings().garbage_collection_threshold > 0) collect_garbage(size);
   if (Block* block = allocate_segment(pool, size, is_small)) return block;
   if (release_oversize(pool, size)) {
@@ -225,9 +234,10 @@ void DevicePool::raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t 
   const int64_t allocated = stats_.allocated_bytes[0].current;
   const auto reserved = static_cast<int64_t>(reserved_);
   const double fraction = fraction_;
+  const auto [free, total] = driver_.memory_info(device_);
+  history_.record(Action::OOM, device_, reinterpret_cast<void*>(free), requested, nullptr, context_);
   lock.unlock();
 
-  const auto [free, total] = driver_.memory_info(device_);
   c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(requested), allocated, reserved,
                                    c10::Device(c10::DeviceType::PrivateUse1, device_));
   TORCH_CHECK_WITH(OutOfMemoryError, requested < kExabyte,
@@ -253,7 +263,11 @@ void DevicePool::raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t 
 // ---- release ----
 
 void DevicePool::free(Block* block) {
+  History::Context context = history_.gather(Level::ALL);
   std::lock_guard lock(mutex_);
+  context_ = std::move(context);
+  record(Action::FREE_REQUESTED, block, block->requested_size);
+  report_to_profiler(block, -static_cast<int64_t>(block->size));
   block->allocated = false;
   const size_t index = index_of(block);
   decrease(stats_.allocation, index, 1);
@@ -281,6 +295,8 @@ void DevicePool::record_stream(Block* block, StreamHandle stream) {
 void DevicePool::put_back(Block* block) {
   const size_t index = index_of(block);
   const size_t size = block->size;
+  record(Action::FREE_COMPLETED, block, block->requested_size);
+  block->context.reset();
   decrease(stats_.active, index, 1);
   decrease(stats_.active_bytes, index, size);
   decrease(stats_.requested_bytes, index, block->requested_size);
@@ -406,7 +422,9 @@ bool DevicePool::release_oversize(StreamPool& pool, size_t size) {
 }
 
 void DevicePool::empty_cache() {
+  History::Context context = history_.gather(Level::ALL);
   std::lock_guard lock(mutex_);
+  context_ = std::move(context);
   release_cached();
 }
 
@@ -432,6 +450,7 @@ void DevicePool::release_cached() {
 
 void DevicePool::release_segment(Block* block) {
   driver_.release(device_, block->ptr);
+  record(Action::SEGMENT_FREE, block, block->size);
   segments_.erase(block->ptr);
   decrease(stats_.segment, index_of(block), 1);
   count_reserved(block, false);
@@ -463,6 +482,7 @@ Block* DevicePool::expand(StreamPool& pool, size_t size, bool is_small) {
   }
   block->mapped = true;
   count_reserved(block, true);
+  record(Action::SEGMENT_MAP, block, block->size);
   // A segment is a stretch of addresses with memory: this one is new, extends one or closes the gap between
   // two.
   if (neighbours == 0) increase(stats_.segment, index_of(block), 1);
@@ -501,7 +521,7 @@ Block* DevicePool::reserve_addresses(StreamPool& pool, bool is_small) {
   block->stream = pool.stream;
   block->pool = &pool;
   pool.unmapped.insert(block);
-  segments_.emplace(block->ptr, Segment{block, size, std::move(segment)});
+  segments_.emplace(block->ptr, Segment{block, size, std::move(segment), context_});
   return block;
 }
 
@@ -523,6 +543,7 @@ void DevicePool::unmap(Block* block) {
   segment.unmap(gap->ptr, gap->size);
   gap->mapped = false;
   count_reserved(gap, false);
+  record(Action::SEGMENT_UNMAP, gap, gap->size);
   if (neighbours == 0) decrease(stats_.segment, index_of(gap), 1);
   if (neighbours == 2) increase(stats_.segment, index_of(gap), 1);
   for (Block* remaining : {gap != block ? block : nullptr, rest}) {
@@ -578,6 +599,31 @@ void DevicePool::delete_block(Block* block) {
   block->expandable = nullptr;
   block->mapped = true;
   unused_blocks_.push_back(block);
+}
+
+// ---- history and profiler ----
+
+void DevicePool::record_history(const History::Options& options) {
+  std::lock_guard lock(mutex_);
+  history_.configure(options);
+  context_.reset();
+}
+
+std::vector<History::Event> DevicePool::history() {
+  std::lock_guard lock(mutex_);
+  return history_.events();
+}
+
+/// Frees have the call stack of the allocation unless they are recorded with their own.
+void DevicePool::record(Action action, const Block* block, size_t size) {
+  if (!history_.enabled()) [[likely]]
+    return;
+  history_.record(action, device_, block->ptr, size, block->stream, context_ ? context_ : block->context);
+}
+
+void DevicePool::report_to_profiler(const Block* block, int64_t change) const {
+  c10::reportMemoryUsageToProfiler(block->ptr, change, stats_.allocated_bytes[0].current, reserved_,
+                                   c10::Device(c10::DeviceType::PrivateUse1, device_));
 }
 
 // ---- questions ----
@@ -641,6 +687,7 @@ void add_block(SegmentInfo& segment, const Block* block) {
   info.requested_size = block->requested_size;
   info.allocated = block->allocated;
   info.active = !block->is_free();
+  info.context_when_allocated = block->context;
   segment.total_size += block->size;
   segment.requested_size += block->requested_size;
   if (info.allocated) segment.allocated_size += block->size;
@@ -651,12 +698,16 @@ void add_block(SegmentInfo& segment, const Block* block) {
 
 std::vector<SegmentInfo> DevicePool::snapshot() {
   std::lock_guard lock(mutex_);
+  history_.record(Action::SNAPSHOT, device_, nullptr, 0, nullptr, nullptr);
   std::vector<SegmentInfo> result;
   for (const auto& [address, segment] : segments_) {
     for (const Block* block = segment.head; block; block = block->next) {
       if (!block->mapped) continue;
       // A stretch of an expandable segment that has memory is reported as a segment.
-      if (!block->prev || !block->prev->mapped) result.push_back(describe_segment(block));
+      if (!block->prev || !block->prev->mapped) {
+        result.push_back(describe_segment(block));
+        result.back().context_when_allocated = segment.context;
+      }
       add_block(result.back(), block);
     }
   }

@@ -12,6 +12,7 @@
 #include "torch_npu/csrc/memory/block.h"
 #include "torch_npu/csrc/memory/driver.h"
 #include "torch_npu/csrc/memory/expandable_segment.h"
+#include "torch_npu/csrc/memory/history.h"
 #include "torch_npu/csrc/memory/settings.h"
 #include "torch_npu/csrc/memory/small_bins.h"
 
@@ -54,6 +55,9 @@ class DevicePool {
 
   std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot();
 
+  void record_history(const History::Options& options);
+  std::vector<History::Event> history();
+
   /// True if `ptr` points into a segment.
   bool owns(const void* ptr);
 
@@ -65,6 +69,7 @@ class DevicePool {
     Block* head;  // the block at the lowest address; it stays the same object while blocks split and join
     size_t size;
     std::unique_ptr<ExpandableSegment> expandable;  // null: memory of fixed size
+    History::Context context;                       // call stack of the allocation that needed it
   };
 
   StreamPool& stream_pool(StreamHandle stream);
@@ -73,7 +78,9 @@ class DevicePool {
 
   Block* take_free_block(StreamPool& pool, size_t size, bool is_small);
   Block* allocate_segment(StreamPool& pool, size_t size, bool is_small);
-  Block* allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small, size_t requested);
+  Block* allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small);
+  void report_to_profiler(const Block* block, int64_t change) const;
+  void record(History::Event::Action action, const Block* block, size_t size);
   [[noreturn]] void raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t requested);
 
   Block* expand(StreamPool& pool, size_t size, bool is_small);
@@ -112,6 +119,8 @@ class DevicePool {
   std::deque<Block> block_storage_;
   std::vector<Block*> unused_blocks_;
 
+  History history_;
+  History::Context context_;  // of the call under way, if it is recorded
   c10::CachingDeviceAllocator::DeviceStats stats_;
   uint64_t allocation_count_ = 0;
   size_t reserved_ = 0;

@@ -16,6 +16,9 @@
 #include <vector>
 
 namespace torch_npu::memory {
+
+constinit std::atomic<const Settings*> detail::current{nullptr};
+
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -154,13 +157,12 @@ std::string environment() {
 }
 
 std::mutex mutex;
-std::atomic<const Settings*> current{nullptr};
 
 /// Settings that were in force stay alive, because a concurrent allocation may still read them.
 const Settings& publish(Settings settings) {
   static std::vector<std::unique_ptr<const Settings>> history;
   history.push_back(std::make_unique<const Settings>(std::move(settings)));
-  current.store(history.back().get(), std::memory_order_release);
+  detail::current.store(history.back().get(), std::memory_order_release);
   return *history.back();
 }
 
@@ -199,8 +201,7 @@ Settings parse_settings(std::string_view text) {
   return settings;
 }
 
-const Settings& settings() {
-  if (const Settings* loaded = current.load(std::memory_order_acquire)) return *loaded;
+const Settings& detail::load_settings() {
   const std::string text = environment();
   Settings parsed = parse_settings(text);
   // The pinned memory allocator of ATen reads its settings from PyTorch's own table; this calls the hook

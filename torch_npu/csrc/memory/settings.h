@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <limits>
 #include <string>
@@ -36,8 +37,16 @@ struct Settings {
 /// Throws c10::ValueError that names the first unknown key, bad value or contradiction.
 Settings parse_settings(std::string_view text);
 
+namespace detail {
+extern std::atomic<const Settings*> current;
+const Settings& load_settings();
+}  // namespace detail
+
 /// The settings in force; read from the environment at first use.
-const Settings& settings();
+inline const Settings& settings() {
+  const Settings* loaded = detail::current.load(std::memory_order_acquire);
+  return loaded ? *loaded : detail::load_settings();
+}
 
 /// Replaces the settings in force, and PyTorch's settings of the pinned memory allocator, for later
 /// allocations.

@@ -9,9 +9,7 @@ namespace {
 using c10::CachingAllocator::DurationStat;
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
-using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::DeviceStats;
-using c10::CachingDeviceAllocator::SegmentInfo;
 
 py::dict to_dict(const Stat& stat) {
   py::dict result;
@@ -82,34 +80,6 @@ py::dict to_dict(const at::HostStats& stats) {
   return result;
 }
 
-py::dict to_dict(const SegmentInfo& segment) {
-  py::dict result;
-  result["device"] = segment.device;
-  result["address"] = segment.address;
-  result["total_size"] = segment.total_size;
-  result["allocated_size"] = segment.allocated_size;
-  result["active_size"] = segment.active_size;
-  result["requested_size"] = segment.requested_size;
-  result["stream"] = reinterpret_cast<uintptr_t>(segment.stream);
-  result["segment_type"] = segment.is_large ? "large" : "small";
-  result["segment_pool_id"] =
-      py::make_tuple(segment.owner_private_pool_id.first, segment.owner_private_pool_id.second);
-  result["is_expandable"] = segment.is_expandable;
-  py::list blocks;
-  size_t address = segment.address;
-  for (const BlockInfo& block : segment.blocks) {
-    py::dict item;
-    item["address"] = address;
-    item["size"] = block.size;
-    item["requested_size"] = block.requested_size;
-    item["state"] = block.allocated ? "active_allocated" : block.active ? "active_pending_free" : "inactive";
-    blocks.append(item);
-    address += block.size;
-  }
-  result["blocks"] = blocks;
-  return result;
-}
-
 }  // namespace
 
 void bind_memory(py::module_& m) {
@@ -122,11 +92,6 @@ void bind_memory(py::module_& m) {
   m.def("_reset_accumulated_memory_stats",
         [](DeviceIndex index) { caching_allocator().resetAccumulatedStats(index); });
   m.def("_reset_peak_memory_stats", [](DeviceIndex index) { caching_allocator().resetPeakStats(index); });
-  m.def("_memory_snapshot", [] {
-    py::list segments;
-    for (const SegmentInfo& segment : caching_allocator().snapshot()) segments.append(to_dict(segment));
-    return segments;
-  });
   m.def("_empty_cache", [] { caching_allocator().emptyCache(); }, without_gil());
   m.def(
       "_raw_alloc",

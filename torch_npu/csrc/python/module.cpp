@@ -7,4 +7,5 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_random(m);
   torch_npu::python::bind_fallback(m);
   torch_npu::python::bind_memory(m);
+  torch_npu::python::bind_memory_snapshot(m);
 }
