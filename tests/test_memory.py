@@ -295,6 +295,32 @@ def test_record_stream():
     assert torch.npu.memory_stats()["active.all.current"] == before - 1
 
 
+def test_memory_in_use_by_another_stream_is_not_reused():
+    result = run_python(
+        """
+        import torch, torch_npu
+        side = torch.npu.Stream()
+        x = torch.ones(1 << 20, device="npu")
+        address = x.data_ptr()
+        torch.npu.synchronize()
+        with torch.npu.stream(side):
+            y = x + 1  # still queued below
+        x.record_stream(side)
+        del x
+        z = torch.empty(1 << 20, device="npu")
+        assert z.data_ptr() != address
+        z.fill_(5)
+        torch.npu.synchronize()
+        assert (y.cpu() == 2).all()
+        again = torch.empty(1 << 20, device="npu")
+        assert again.data_ptr() == address
+        """,
+        CANN_HOST_ASYNC="1",
+        CANN_HOST_DELAY_US="20000",
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_profiler_sees_memory():
     with torch.profiler.profile(profile_memory=True) as profile:
         tensor = empty(3 * MiB)

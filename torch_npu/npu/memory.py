@@ -263,8 +263,10 @@ def _snapshot(device: DeviceLike = None, augment_with_fx_traces: bool = False) -
     FX-generated code where in the model they come from.
     """
     _lazy_init()
-    snapshot = _C._memory_snapshot()
-    return _augment_memory_snapshot_stack_traces(snapshot) if augment_with_fx_traces else snapshot
+    snapshot: Any = _C._memory_snapshot()
+    if augment_with_fx_traces:
+        snapshot = _augment_memory_snapshot_stack_traces(snapshot)
+    return snapshot
 
 
 def _dump_snapshot(filename: str = "dump_snapshot.pickle", augment_with_fx_traces: bool = False) -> None:
