@@ -176,6 +176,9 @@ def kernels_of(row: AtenRow) -> list[Kernel]:
     functions, groups = native_functions()
     if row.aten not in functions:
         raise TableError(f"opspec/aten/{row.family}.yaml:{row.line}: torch has no overload aten::{row.aten}")
+    if row.meta is not None:
+        function = functions[row.aten]
+        return [Kernel(row, function, _KIND.get(function.func.kind(), "functional"), groups[row.meta])]
     group = groups.get(row.aten)
     if group is None or row.kernel is not None or row.out:
         function = functions[row.aten]
@@ -235,15 +238,34 @@ def call_outputs(row: Row, kernel: Kernel) -> list[str]:
     return [n for n in names if kernel.kind != "out"]
 
 
-def new_output(out: dict[str, str]) -> str:
-    """C++ that allocates an output of an overload that is not structured.
+def output_dtype(out: dict[str, str]) -> str:
+    """C++ expression of the dtype of an output of an overload that is not structured."""
+    return out.get("dtype", f"{out['like']}.scalar_type()")
+
+
+def declare_output(out: dict[str, str], kernel: Kernel) -> str:
+    """C++ that provides an output of an overload that is not structured.
 
     `like` names the tensor that gives device, and dtype and sizes where the row does not say them.
     """
-    dtype = out.get("dtype", f"{out['like']}.scalar_type()")
-    if "sizes" not in out:
-        return f"new_output_like({out['like']}, {dtype})"
-    return f"new_output({out['sizes']}, {dtype}, {out['like']})"
+    name, like, dtype = out.get("name", "out"), out["like"], output_dtype(out)
+    arguments = f"{out['sizes']}, {dtype}, {like}" if "sizes" in out else f"{like}, {dtype}"
+    if kernel.kind == "out":
+        return f"resize_output{'' if 'sizes' in out else '_like'}({name}, {arguments})"
+    if kernel.kind == "inplace":
+        return f"at::Tensor& {name} = self"
+    return f"at::Tensor {name} = new_output{'' if 'sizes' in out else '_like'}({arguments})"
+
+
+def given_dtypes(row: Row, kernel: Kernel) -> list[str]:
+    """C++ conditions: tensors that are written to have the dtype of the result (else the CPU kernel converts)."""
+    if kernel.group is not None or kernel.kind == "functional":
+        return []
+    written = {o.get("name", "out"): output_dtype(o) for o in row.row.out}
+    if kernel.kind == "inplace":
+        dtype = next(iter(written.values()), "self.scalar_type()")
+        written = {} if dtype == "self.scalar_type()" else {"self": dtype}
+    return [f"{name}.scalar_type() == {dtype}" for name, dtype in written.items()]
 
 
 def result(kernel: Kernel) -> str:
@@ -266,7 +288,8 @@ def torch_mask(dtypes: tuple[str, ...]) -> str:
 def outputs(env: jinja2.Environment) -> Iterator[tuple[str, str]]:
     """(path below OUT, text) of the adapter's generated files."""
     env.filters["torch_mask"] = torch_mask
-    env.globals |= {"call_outputs": call_outputs, "new_output": new_output, "result": result}
+    env.globals |= {"call_outputs": call_outputs, "result": result}
+    env.globals |= {"declare_output": declare_output, "given_dtypes": given_dtypes}
     template = env.get_template("adapter.cpp.jinja")
     for family, members in rows():
         used = {c.op.name: c.op for r in members for c in r.calls}

@@ -172,9 +172,29 @@ class _LineLoader(yaml.SafeLoader):
         return mapping
 
 
+def _substitute(value: Any, names: dict[str, str]) -> Any:
+    """Replaces `$Op` and `$op` in every string of a row."""
+    if isinstance(value, str):
+        for placeholder, name in names.items():
+            value = value.replace(placeholder, name)
+        return value
+    if isinstance(value, list):
+        return [_substitute(v, names) for v in value]
+    if isinstance(value, dict):
+        return {k: _substitute(v, names) for k, v in value.items()}
+    return value
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
-    rows = yaml.load(path.read_text(), _LineLoader)
-    return rows or []
+    """The rows of a file; one with `each: {CANN's name: ATen's name}` stands for a row for each pair."""
+    rows = []
+    for row in yaml.load(path.read_text(), _LineLoader) or []:
+        pairs = row.pop("each", None)
+        if pairs is None:
+            rows.append(row)
+        else:
+            rows += [_substitute(row, {"$Op": a, "$op": b}) for a, b in pairs.items() if a != "__line__"]
+    return rows
 
 
 @cache
@@ -214,6 +234,7 @@ class AtenRow:
     kernel: str | None  # name of a hand-written kernel in torch_npu/csrc/ops
     uses: tuple[str, ...]  # aclnn ops called by a hand-written kernel (docs, dtype tables)
     let: tuple[str, ...]  # C++ statements before the call
+    meta: str | None  # structured overload whose meta function also says this overload's outputs
     family: str
     line: int = field(default=0)
 
@@ -225,7 +246,7 @@ def aten_rows() -> list[AtenRow]:
     for path in sorted((ROOT / "aten").glob("*.yaml")):
         for row in _rows(path):
             where = f"opspec/aten/{path.name}:{row['__line__']}"
-            known = {"aten", "aclnn", "inplace", "scalar", "out", "when", "kernel", "uses", "let", "__line__"}
+            known = {"aten", "aclnn", "inplace", "scalar", "out", "when", "kernel", "uses", "let", "meta", "__line__"}
             if unknown := set(row) - known:
                 raise TableError(f"{where}: unknown keys {sorted(unknown)}; known: {sorted(known - {'__line__'})}")
             out = row.get("out", [])
@@ -243,6 +264,7 @@ def aten_rows() -> list[AtenRow]:
                     row.get("kernel"),
                     tuple(row.get("uses", [])),
                     tuple([let] if isinstance(let, str) else let),
+                    row.get("meta"),
                     path.stem,
                     row["__line__"],
                 )

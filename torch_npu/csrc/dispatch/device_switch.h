@@ -16,8 +16,17 @@ inline c10::DeviceIndex npu_index(const at::Tensor& tensor) {
 inline c10::DeviceIndex npu_index(const std::optional<at::Tensor>& tensor) {
   return tensor.has_value() ? npu_index(*tensor) : -1;
 }
-inline c10::DeviceIndex npu_index(at::TensorList tensors) {
+template <class List>
+c10::DeviceIndex first_npu_index(const List& tensors) {
   for (const auto& tensor : tensors) {
+    if (const auto index = npu_index(tensor); index >= 0) return index;
+  }
+  return -1;
+}
+inline c10::DeviceIndex npu_index(at::TensorList tensors) { return first_npu_index(tensors); }
+inline c10::DeviceIndex npu_index(const at::ITensorListRef& tensors) { return first_npu_index(tensors); }
+inline c10::DeviceIndex npu_index(const c10::List<std::optional<at::Tensor>>& tensors) {
+  for (const std::optional<at::Tensor>& tensor : tensors) {
     if (const auto index = npu_index(tensor); index >= 0) return index;
   }
   return -1;

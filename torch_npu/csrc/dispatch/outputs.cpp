@@ -42,6 +42,17 @@ void resize_given(const at::Tensor& out, at::IntArrayRef sizes, at::IntArrayRef 
   }
 }
 
+void resize_output(const at::Tensor& out, at::IntArrayRef sizes, at::ScalarType dtype,
+                   const at::Tensor& like) {
+  resize_given(out, sizes, {}, at::TensorOptions().device(like.device()).dtype(dtype));
+}
+
+void resize_output_like(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype) {
+  const bool dense = like.is_non_overlapping_and_dense();
+  resize_given(out, like.sizes(), dense ? like.strides() : at::IntArrayRef(),
+               at::TensorOptions().device(like.device()).dtype(dtype));
+}
+
 void check_inplace_result(const at::Tensor& self, at::IntArrayRef sizes, const at::TensorOptions& options) {
   TORCH_CHECK(options.dtype() == self.dtype(), "Bad in-place call: input tensor dtype ", self.dtype(),
               " and output tensor dtype ", options.dtype(), " should match");

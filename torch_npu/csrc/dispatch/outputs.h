@@ -24,6 +24,11 @@ at::Tensor new_output_like(const at::Tensor& like, at::ScalarType dtype);
 void resize_given(const at::Tensor& out, at::IntArrayRef sizes, at::IntArrayRef strides,
                   const at::TensorOptions& options);
 
+/// The out= forms of new_output and new_output_like.
+void resize_output(const at::Tensor& out, at::IntArrayRef sizes, at::ScalarType dtype,
+                   const at::Tensor& like);
+void resize_output_like(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype);
+
 /// Raises if an in-place result would not fit into self.
 void check_inplace_result(const at::Tensor& self, at::IntArrayRef sizes, const at::TensorOptions& options);
 

@@ -26,12 +26,15 @@ inline bool takes(uint64_t mask, const at::Tensor& tensor) {
 inline bool takes(uint64_t mask, const std::optional<at::Tensor>& tensor) {
   return !tensor.has_value() || takes(mask, *tensor);
 }
-inline bool takes(uint64_t mask, at::TensorList tensors) {
+template <class List>
+bool takes_all(uint64_t mask, const List& tensors) {
   for (const auto& tensor : tensors) {
     if (!takes(mask, tensor)) return false;
   }
   return true;
 }
+inline bool takes(uint64_t mask, at::TensorList tensors) { return takes_all(mask, tensors); }
+inline bool takes(uint64_t mask, const at::ITensorListRef& tensors) { return takes_all(mask, tensors); }
 
 /// The tensor itself, or a copy on the current device, in `dtype`, of a host scalar.
 c10::MaybeOwned<at::Tensor> on_device(const at::Tensor& tensor, at::ScalarType dtype);
