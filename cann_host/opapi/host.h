@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUFunctions.h>
+#include <ATen/ScalarOps.h>
 
 #include <optional>
 #include <string_view>
@@ -10,3 +11,25 @@
 
 #include "cann_host/opapi/arguments.h"
 #include "cann_host/opapi/placement.h"
+
+namespace cann_host {
+
+/// A number as operand of a tensor: it decides the category of the result's dtype, not its width, as in
+/// PyTorch.
+inline at::Tensor number(const at::Scalar& value) { return at::native::wrapped_scalar_tensor(value); }
+
+/// The number in a tensor of one element: seeds and offsets that come from device memory.
+inline int64_t first(const at::Tensor& tensor) { return tensor.item<int64_t>(); }
+
+/// An empty list of dimensions means all of them.
+inline at::OptionalIntArrayRef all_if_empty(at::IntArrayRef dims) {
+  return dims.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(dims);
+}
+
+/// `mode` of aclnnDivMod*: 0 true division, 1 trunc, 2 floor.
+inline std::optional<std::string_view> rounding_mode(int mode) {
+  if (mode == 0) return std::nullopt;
+  return mode == 1 ? "trunc" : "floor";
+}
+
+}  // namespace cann_host

@@ -1,0 +1,114 @@
+#include "opapi/host_functions.h"
+
+namespace cann_host::host {
+namespace {
+
+/// Indices as ATen wants them. Clients send an empty 1-d tensor of self's dtype (or null) for an index that
+/// is not given. For a self of an index dtype this is also what a real empty index looks like; the callers
+/// say how they tell.
+c10::List<std::optional<at::Tensor>> optional_indices(const at::Tensor& self,
+                                                      const std::vector<at::Tensor>& indices) {
+  const auto is_placeholder = [&](const at::Tensor& index) {
+    return !index.defined() ||
+           (index.dim() == 1 && index.numel() == 0 && index.scalar_type() == self.scalar_type());
+  };
+  c10::List<std::optional<at::Tensor>> result;
+  result.reserve(indices.size());
+  for (const auto& index : indices) {
+    result.push_back(is_placeholder(index) ? std::nullopt : std::optional(index));
+  }
+  return result;
+}
+
+bool any_given(const c10::List<std::optional<at::Tensor>>& indices) {
+  for (const std::optional<at::Tensor>& index : indices) {
+    if (index.has_value()) return true;
+  }
+  return false;
+}
+
+/// `reduce` of aclnnScatter*: 0 replaces, 1 adds, 2 multiplies.
+const char* scatter_mode(int64_t reduce) { return reduce == 1 ? "add" : "multiply"; }
+
+}  // namespace
+
+void Index(const at::Tensor& self, const std::vector<at::Tensor>& indices, at::Tensor& out) {
+  if (out.numel() == 0)
+    return;  // a real empty index leaves nothing to write; so from here on, empty means not given
+  at::index_out(out, self, optional_indices(self, indices));
+}
+
+void IndexPutImpl(at::Tensor& selfRef, const std::vector<at::Tensor>& indices, const at::Tensor& values,
+                  bool accumulate, bool unsafe) {
+  const auto given = optional_indices(selfRef, indices);
+  if (!any_given(given)) return;  // an index_put has an index: it is a real, empty one
+  at::_index_put_impl_(selfRef, given, values, accumulate, unsafe);
+}
+
+void Scatter(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+             int64_t reduce, at::Tensor& out) {
+  const at::Tensor positions = index.to(at::kLong);
+  if (reduce == 0) {
+    at::scatter_out(out, self, dim, positions, src);
+  } else {
+    at::scatter_out(out, self, dim, positions, src, scatter_mode(reduce));
+  }
+}
+
+void ScatterValue(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value,
+                  int64_t reduce, at::Tensor& out) {
+  const at::Tensor positions = index.to(at::kLong);
+  if (reduce == 0) {
+    at::scatter_out(out, self, dim, positions, value);
+  } else {
+    at::scatter_out(out, self, dim, positions, value, scatter_mode(reduce));
+  }
+}
+
+void ScatterReduce(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                   int64_t reduction, bool includeSelf, at::Tensor& out) {
+  constexpr std::array<const char*, 5> kNames = {"sum", "prod", "amax", "amin", "mean"};
+  at::scatter_reduce_out(out, self, dim, index.to(at::kLong), src, kNames.at(reduction - 1), includeSelf);
+}
+
+// Row b of updates replaces the rows of data that start at indices[b] along axis; with indices of two
+// columns, (batch, start) are read from there.
+void InplaceScatterUpdate(at::Tensor& data, const at::Tensor& indices, const at::Tensor& updates,
+                          int64_t axis) {
+  const int64_t dim = at::maybe_wrap_dim(axis, data.dim());
+  const at::Tensor positions = indices.to(at::kLong);
+  const bool names_batch = positions.dim() == 2;
+  for (int64_t row = 0; row < updates.size(0); ++row) {
+    const int64_t batch = names_batch ? positions[row][0].item<int64_t>() : row;
+    const int64_t start = (names_batch ? positions[row][1] : positions[row]).item<int64_t>();
+    data[batch].narrow(dim - 1, start, updates.size(dim)).copy_(updates[row]);
+  }
+}
+
+void ScatterNdUpdate(at::Tensor& varRef, const at::Tensor& indices, const at::Tensor& updates) {
+  c10::List<std::optional<at::Tensor>> columns;
+  for (const auto& column : indices.unbind(-1)) columns.push_back(column);
+  varRef.index_put_(columns, updates);
+}
+
+void Embedding(const at::Tensor& weight, const at::Tensor& indices, at::Tensor& out) {
+  const at::Tensor rows = indices.reshape({-1});
+  if (out.is_contiguous()) {
+    at::Tensor flat = out.view({rows.numel(), weight.size(1)});
+    at::index_select_out(flat, weight, 0, rows);
+  } else {
+    out.copy_(at::index_select(weight, 0, rows).view(out.sizes()));
+  }
+}
+
+void OneHot(const at::Tensor& self, int64_t numClasses, const at::Tensor& onValue, const at::Tensor& offValue,
+            int64_t axis, at::Tensor& out) {
+  const int64_t dim = at::maybe_wrap_dim(axis, out.dim());
+  std::vector<int64_t> sizes(out.dim(), 1);
+  sizes[dim] = numClasses;
+  const at::Tensor classes = at::arange(numClasses, self.options().dtype(at::kLong)).view(sizes);
+  const at::Tensor hit = self.unsqueeze(dim) == classes;
+  out.copy_(at::where(hit, onValue.reshape({}), offValue.reshape({})));
+}
+
+}  // namespace cann_host::host
