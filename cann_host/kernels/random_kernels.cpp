@@ -182,12 +182,6 @@ V ceil_of_positive(V x) {
 // ---- Stores ----
 
 template <class T>
-void store_real(T* out, F32 value) {
-  narrow(out, value);
-}
-inline void store_real(double* out, F64 value) { store_vector(out, value); }
-
-template <class T>
 void store_integer_valued(T* out, F64 value) {
   for (int i = 0; i < width<double>; ++i) out[i] = static_cast<T>(value[i]);
 }
@@ -195,7 +189,7 @@ void store_integer_valued(T* out, F64 value) {
 /// 1 where mask is set, else 0.
 template <class T>
 void store_bits(T* out, I32 mask) {
-  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16> || std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<Compute<T>, float>) {
     narrow(out, select(mask, splat<F32>(1), F32{}));
   } else {
     store_vector(out, __builtin_convertvector(mask & 1, Lanes<T, width<int32_t>>));
@@ -204,7 +198,7 @@ void store_bits(T* out, I32 mask) {
 
 template <class T>
 void store_integers(T* out, U64 value) {
-  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) {
+  if constexpr (is_half_width_float<T>) {
     for (int i = 0; i < width<uint64_t>; ++i) {
       out[i] = from_float<T>(static_cast<float>(static_cast<int64_t>(value[i])));
     }
@@ -224,11 +218,11 @@ template <class T, class F>
 void fill_each(Philox philox, T* out, int64_t begin, int64_t end, F f) {
   if constexpr (std::is_same_v<T, double>) {
     for_each_draw64(philox, 0, out + begin, begin, end, [&](T* to, const LongWords& w) {
-      for (int i = 0; i < 2; ++i) store_real(to + groups * i, f(w.word[i]));
+      for (int i = 0; i < 2; ++i) narrow(to + groups * i, f(w.word[i]));
     });
   } else {
     for_each_draw32(philox, out, begin, end, [&](T* to, const Words& w, int64_t) {
-      for (int i = 0; i < group_words; ++i) store_real(to + groups * i, f(w.word[i]));
+      for (int i = 0; i < group_words; ++i) narrow(to + groups * i, f(w.word[i]));
     });
   }
 }
@@ -239,15 +233,15 @@ void fill_from_normal(Philox philox, T* out, int64_t begin, int64_t end, F f) {
   if constexpr (std::is_same_v<T, double>) {
     for_each_draw64(philox, 0, out + begin, begin, end, [&](T* to, const LongWords& w) {
       const auto pair = normal_pair(w.word[0], w.word[1]);
-      store_real(to, f(pair.cos));
-      store_real(to + groups, f(pair.sin));
+      narrow(to, f(pair.cos));
+      narrow(to + groups, f(pair.sin));
     });
   } else {
     for_each_draw32(philox, out, begin, end, [&](T* to, const Words& w, int64_t) {
       for (int i = 0; i < group_words; i += 2) {
         const auto pair = normal_pair(w.word[i], w.word[i + 1]);
-        store_real(to + groups * i, f(pair.cos));
-        store_real(to + groups * (i + 1), f(pair.sin));
+        narrow(to + groups * i, f(pair.cos));
+        narrow(to + groups * (i + 1), f(pair.sin));
       }
     });
   }
@@ -359,7 +353,11 @@ void bernoulli_scalar(Philox philox, void* out, int64_t begin, int64_t end, doub
   });
 }
 
-inline F32 widen(const double* p) {
+template <class P>
+F32 load_probabilities(const P* p) {
+  return widen(p);
+}
+inline F32 load_probabilities(const double* p) {
   return __builtin_convertvector(load_vector<Lanes<double, width<float>>>(p), F32);
 }
 
@@ -369,7 +367,8 @@ void bernoulli_tensor(Philox philox, const void* probabilities, void* out, int64
   const auto fill = [&](const P* p_of_first, int64_t first, int64_t last) {
     for_each_draw32(philox, static_cast<T*>(out), first, last, [&](T* to, const Words& w, int64_t element) {
       for (int i = 0; i < group_words; ++i) {
-        store_bits(to + groups * i, unit(w.word[i]) < widen(p_of_first + (element - first) + groups * i));
+        store_bits(to + groups * i,
+                   unit(w.word[i]) < load_probabilities(p_of_first + (element - first) + groups * i));
       }
     });
   };

@@ -65,6 +65,29 @@ void store_vector(void* p, V v) {
   std::memcpy(p, &v, sizeof v);
 }
 
+/// A store that bypasses the caches, where the machine has one; p is aligned to the size of v. Large results
+/// are written that way: their lines need not be read first. Ends with stream_fence().
+template <class V>
+void store_streaming(void* p, V v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof v == 64) return _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v);
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof v == 32) return _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)v);
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof v == 16) return _mm_stream_si128(static_cast<__m128i*>(p), (__m128i)v);
+#endif
+  store_vector(p, v);
+}
+
+/// Makes streaming stores visible to other threads before what follows.
+inline void stream_fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 template <class To, class From>
 To bit_cast(From from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -147,23 +170,40 @@ inline Vec<int32_t> mask_from_bits(uint32_t bits) {
   return (splat<Vec<int32_t>>(static_cast<int32_t>(bits)) & bit_of_lane) != 0;
 }
 
-// ---- 16-bit floats in memory, float in registers ----
+// ---- Elements in memory and values in registers: 16-bit floats are computed in float ----
+
+template <class T>
+constexpr bool is_half_width_float = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
+
+/// The type that elements are computed in.
+template <class T>
+using Compute = std::conditional_t<is_half_width_float<T>, float, T>;
+
+/// How many elements of type T a kernel handles at a time.
+template <class T>
+constexpr int step = width<Compute<T>>;
 
 using HalfBits = Lanes<uint16_t, width<float>>;
 
-inline Vec<float> widen(const float* p) { return load_vector<Vec<float>>(p); }
-
-inline Vec<float> widen(const BFloat16* p) {
-  return bit_cast<Vec<float>>(__builtin_convertvector(load_vector<HalfBits>(p), Vec<uint32_t>) << 16);
+inline Vec<uint32_t> load_half_bits(const void* p) {
+#if defined(__AVX512F__)
+  return (Vec<uint32_t>)_mm512_cvtepu16_epi32(load_vector<__m256i>(p));
+#elif defined(__AVX2__)
+  return (Vec<uint32_t>)_mm256_cvtepu16_epi32(load_vector<__m128i>(p));
+#else
+  return __builtin_convertvector(load_vector<HalfBits>(p), Vec<uint32_t>);
+#endif
 }
 
-inline Vec<float> widen(const Half* p) {
+inline Vec<float> widen_bfloat16(const void* p) { return bit_cast<Vec<float>>(load_half_bits(p) << 16); }
+
+inline Vec<float> widen_half(const void* p) {
 #if defined(__AVX512F__)
   return _mm512_cvtph_ps(load_vector<__m256i>(p));
 #elif defined(__F16C__)
   return _mm256_cvtph_ps(load_vector<__m128i>(p));
 #else
-  const auto bits = __builtin_convertvector(load_vector<HalfBits>(p), Vec<uint32_t>);
+  const Vec<uint32_t> bits = load_half_bits(p);
   const Vec<uint32_t> magnitude = bits & 0x7fff;
   // Multiplying by 2^112 moves the exponent from half's bias to float's and normalises denormals.
   Vec<uint32_t> value = bit_cast<Vec<uint32_t>>(bit_cast<Vec<float>>(magnitude << 13) * 0x1p112f);
@@ -173,22 +213,21 @@ inline Vec<float> widen(const Half* p) {
 #endif
 }
 
-inline void narrow(float* p, Vec<float> v) { store_vector(p, v); }
-
 /// Rounds to nearest even. NaN stays NaN and becomes quiet. (The bf16 instruction flushes denormals: not
 /// used.)
-inline void narrow(BFloat16* p, Vec<float> v) {
+inline HalfBits pack_bfloat16(Vec<float> v) {
   const auto bits = bit_cast<Vec<uint32_t>>(v);
   const Vec<uint32_t> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Vec<uint32_t> quiet = (bits >> 16) | 0x40;
-  store_vector(p, __builtin_convertvector(select(v == v, rounded, quiet), HalfBits));
+  return __builtin_convertvector(select(v == v, rounded, quiet), HalfBits);
 }
 
-inline void narrow(Half* p, Vec<float> v) {
+/// Rounds to nearest even.
+inline HalfBits pack_half(Vec<float> v) {
 #if defined(__AVX512F__)
-  store_vector(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  return (HalfBits)_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
-  store_vector(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  return (HalfBits)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
 #else
   const auto bits = bit_cast<Vec<uint32_t>>(v);
   const Vec<uint32_t> magnitude = bits & 0x7fffffff;
@@ -199,13 +238,38 @@ inline void narrow(Half* p, Vec<float> v) {
   Vec<uint32_t> value = select(magnitude < (113u << 23), denormal, normal);
   value = select(magnitude >= 0x477ff000u, splat<Vec<uint32_t>>(0x7c00), value);
   value = select(magnitude > 0x7f800000u, ((magnitude >> 13) & 0x3ff) | 0x7e00, value);
-  store_vector(p, __builtin_convertvector(value | (bits & 0x80000000) >> 16, HalfBits));
+  return __builtin_convertvector(value | (bits & 0x80000000) >> 16, HalfBits);
 #endif
 }
 
-/// The type that values of a type are computed in.
+/// step<T> elements as values.
 template <class T>
-using Compute = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+Vec<Compute<T>> widen(const T* p) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return widen_bfloat16(p);
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return widen_half(p);
+  } else {
+    return load_vector<Vec<T>>(p);
+  }
+}
+
+/// Values as elements of type T lie in memory.
+template <class T>
+auto pack(Vec<Compute<T>> v) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return pack_bfloat16(v);
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return pack_half(v);
+  } else {
+    return v;
+  }
+}
+
+template <class T>
+void narrow(T* p, Vec<Compute<T>> v) {
+  store_vector(p, pack<T>(v));
+}
 
 template <class T>
 float to_float(T value) {

@@ -2,9 +2,17 @@
 // product.
 
 #include "cann_host/kernels/isa.h"
+#include "cann_host/kernels/pointwise.h"
 #include "cann_host/kernels/random.h"
 
 namespace k = cann_host::kernels;
+
+/// Numbers come as both members of Scalar.
+static k::Scalar scalar(double real, int64_t integer) {
+  k::Scalar s(real);
+  s.integer = integer;
+  return s;
+}
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -40,6 +48,43 @@ bool dropout_apply(int type, const void* x, const uint8_t* mask, void* out, int6
 bool dropout(int type, const void* x, void* out, uint8_t* mask, int64_t n, uint64_t seed, uint64_t offset,
              double p) {
   return k::dropout(k::DataType{type}, x, out, mask, n, {seed, offset}, p);
+}
+
+bool binary(int op, int type, const void* a, const void* b, void* out, int64_t n, double alpha,
+            int64_t int_alpha) {
+  return k::binary(k::BinaryOp{op}, k::DataType{type}, a, b, out, n, scalar(alpha, int_alpha));
+}
+
+bool binary_scalar(int op, int type, const void* a, double b, int64_t int_b, void* out, int64_t n,
+                   double alpha, int64_t int_alpha) {
+  return k::binary_scalar(k::BinaryOp{op}, k::DataType{type}, a, scalar(b, int_b), out, n,
+                          scalar(alpha, int_alpha));
+}
+
+bool scalar_binary(int op, int type, double a, int64_t int_a, const void* b, void* out, int64_t n,
+                   double alpha, int64_t int_alpha) {
+  return k::scalar_binary(k::BinaryOp{op}, k::DataType{type}, scalar(a, int_a), b, out, n,
+                          scalar(alpha, int_alpha));
+}
+
+bool compare(int op, int type, const void* a, const void* b, bool* out, int64_t n) {
+  return k::compare(k::CompareOp{op}, k::DataType{type}, a, b, out, n);
+}
+
+bool compare_scalar(int op, int type, const void* a, double b, int64_t int_b, bool* out, int64_t n) {
+  return k::compare_scalar(k::CompareOp{op}, k::DataType{type}, a, scalar(b, int_b), out, n);
+}
+
+bool unary(int op, int type, const void* a, void* out, int64_t n) {
+  return k::unary(k::UnaryOp{op}, k::DataType{type}, a, out, n);
+}
+
+bool cast(int from, const void* a, int to, void* out, int64_t n) {
+  return k::cast(k::DataType{from}, a, k::DataType{to}, out, n);
+}
+
+bool fill(int type, double value, int64_t int_value, void* out, int64_t n) {
+  return k::fill(k::DataType{type}, scalar(value, int_value), out, n);
 }
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 import ctypes
 from pathlib import Path
 
+import pytest
 import torch  # loads the OpenMP runtime that the library shares with torch
 
 LIBRARY = Path(__file__).parents[2] / "cann_host" / "lib64" / "libcann_kernels_test.so"
@@ -24,9 +25,27 @@ DATA_TYPES = {  # aclDataType
 DISTRIBUTIONS = ["uniform", "normal", "log_normal", "cauchy", "exponential", "geometric", "bernoulli"]
 
 
+BINARY_OPS = ["add", "sub", "mul", "div", "maximum", "minimum"]
+COMPARE_OPS = ["eq", "ne", "lt", "le", "gt", "ge"]
+UNARY_OPS = ["neg", "abs", "relu", "sqrt", "rsqrt", "reciprocal", "exp", "log", "tanh", "sigmoid", "silu", "erf"]
+UNARY_OPS += ["gelu_erf", "gelu_tanh"]
+
+
 def limit_isa(isa: str) -> bool:
     """Makes the kernels use `isa`; False if this machine lacks it (then the best that it has is in use)."""
     return _library.limit_isa(ISAS[isa]) == ISAS[isa]
+
+
+@pytest.fixture(params=list(ISAS))
+def isa(request):
+    """Runs a test with each instruction set that the machine has."""
+    available = limit_isa(request.param)
+    try:
+        if not available:
+            pytest.skip(f"this machine has no {request.param}")
+        yield request.param
+    finally:
+        limit_isa("avx512")
 
 
 def _call(name: str, *arguments) -> bool:
@@ -50,6 +69,53 @@ def _call(name: str, *arguments) -> bool:
 
 def _u64(value: int) -> ctypes.c_uint64:
     return ctypes.c_uint64(value)
+
+
+def _numbers(value: float | int) -> tuple[float, int]:
+    """A Scalar: its real and its integer member."""
+    return float(value), int(value) if abs(value) < 2**63 else 0
+
+
+# ---- Element-wise operations. They return None if the kernel refuses the types; `out` serves to compute in place. ----
+
+
+def binary(op, a, b, alpha=1, out=None) -> torch.Tensor | None:
+    """One of a and b may be a number."""
+    tensor = a if isinstance(a, torch.Tensor) else b
+    out = torch.empty_like(tensor) if out is None else out
+    index = ctypes.c_int(BINARY_OPS.index(op))
+    if not isinstance(b, torch.Tensor):
+        done = _call("binary_scalar", index, a.dtype, a, *_numbers(b), out, a.numel(), *_numbers(alpha))
+    elif not isinstance(a, torch.Tensor):
+        done = _call("scalar_binary", index, b.dtype, *_numbers(a), b, out, b.numel(), *_numbers(alpha))
+    else:
+        done = _call("binary", index, a.dtype, a, b, out, a.numel(), *_numbers(alpha))
+    return out if done else None
+
+
+def compare(op, a, b) -> torch.Tensor | None:
+    """b may be a number."""
+    out = torch.empty(a.numel(), dtype=torch.bool)
+    index = ctypes.c_int(COMPARE_OPS.index(op))
+    if isinstance(b, torch.Tensor):
+        done = _call("compare", index, a.dtype, a, b, out, a.numel())
+    else:
+        done = _call("compare_scalar", index, a.dtype, a, *_numbers(b), out, a.numel())
+    return out if done else None
+
+
+def unary(op, a, out=None) -> torch.Tensor | None:
+    out = torch.empty_like(a) if out is None else out
+    return out if _call("unary", ctypes.c_int(UNARY_OPS.index(op)), a.dtype, a, out, a.numel()) else None
+
+
+def cast(a, dtype) -> torch.Tensor | None:
+    out = torch.empty(a.numel(), dtype=dtype)
+    return out if _call("cast", a.dtype, a, dtype, out, a.numel()) else None
+
+
+def fill(out, value) -> bool:
+    return _call("fill", out.dtype, *_numbers(value), out, out.numel())
 
 
 # ---- Random numbers ----

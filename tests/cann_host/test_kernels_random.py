@@ -8,20 +8,13 @@ import pytest
 import torch
 from scipy import stats
 
+pytest_plugins = ["kernels_library"]  # the fixture isa
+
 SEED = 0x0123456789ABCDEF
 OFFSET = 0xFEDCBA9876543210
 N = 1 << 18
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 LOW32 = np.uint64(0xFFFFFFFF)
-
-
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    if not kernels.limit_isa(request.param):
-        kernels.limit_isa("avx512")
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    kernels.limit_isa("avx512")
 
 
 # ---- The reference ----
