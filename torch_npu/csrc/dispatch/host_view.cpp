@@ -60,20 +60,19 @@ thread_local int t_pooled_allocations = 0;
 /// The CPU allocator of the process: npu memory inside HostAllocationsFromPool, else what was there before.
 class PoolingCpuAllocator final : public c10::Allocator {
  public:
-  explicit PoolingCpuAllocator(c10::Allocator* next) : next_(next) {}
+  explicit PoolingCpuAllocator(c10::Allocator* next) { next_ = next; }
   c10::DataPtr allocate(size_t bytes) override {
     return t_pooled_allocations > 0 ? memory::allocate_for_host(bytes) : next_->allocate(bytes);
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    // raw_allocate() is for memory without a DataPtr, whose context a pooled block needs.
-    return t_pooled_allocations > 0 ? nullptr : next_->raw_deleter();
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    next_->copy_data(to, from, bytes);
-  }
+  // For memory that was allocated without a DataPtr, inside or outside a fallback.
+  c10::DeleterFnPtr raw_deleter() const override { return &delete_raw; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { next_->copy_data(to, from, bytes); }
 
  private:
-  c10::Allocator* next_;
+  static void delete_raw(void* ptr) {
+    if (!memory::free_for_host(ptr)) next_->raw_deleter()(ptr);
+  }
+  static inline c10::Allocator* next_ = nullptr;  // one allocator a process; raw deleters have no other context
 };
 
 void install_cpu_allocator() {

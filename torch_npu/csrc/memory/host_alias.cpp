@@ -1,6 +1,9 @@
 #include "torch_npu/csrc/memory/host_alias.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <mutex>
 
 #include "torch_npu/csrc/memory/caching_allocator.h"
 
@@ -9,10 +12,46 @@ namespace {
 
 using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 
-/// Deleters of CPU DataPtrs over an npu block: of one that borrows the bytes and of one that owns them.
-/// Changing the one into the other moves the ownership.
+/// Blocks that CPU kernels allocated and that no npu tensor has adopted yet, by address.
+///
+/// c10 lets kernels keep an allocation without its DataPtr (Allocator::raw_allocate, used by oneDNN), which is possible
+/// only if the DataPtr's context is the address itself. Hence this detour from the address to the block.
+class HostOwnedBlocks {
+ public:
+  void add(Block* block) {
+    const std::lock_guard lock(mutex_);
+    blocks_[block->ptr] = block;
+  }
+  Block* find(void* ptr) {
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(ptr);
+    return found == blocks_.end() ? nullptr : found->second;
+  }
+  Block* take(void* ptr) {
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(ptr);
+    if (found == blocks_.end()) return nullptr;
+    Block* block = found->second;
+    blocks_.erase(found);
+    return block;
+  }
+
+ private:
+  std::mutex mutex_;
+  ska::flat_hash_map<void*, Block*> blocks_;
+};
+
+HostOwnedBlocks& host_owned() {
+  static auto* blocks = new HostOwnedBlocks;  // outlives static destruction
+  return *blocks;
+}
+
+/// Deleters of CPU DataPtrs over an npu block. The context is the block where the bytes are borrowed from an npu tensor
+/// or were taken over from one; it is the address where a CPU kernel allocated them.
+/// Changing the first into the second moves the ownership.
 void release_borrowed(void*) {}
 void release_owned(void* block) { caching_allocator().free_block(static_cast<Block*>(block)); }
+void release_address(void* ptr) { free_for_host(ptr); }
 
 const c10::Device kCPU(c10::DeviceType::CPU);
 
@@ -49,20 +88,35 @@ c10::DataPtr allocate_for_host(size_t nbytes) {
   Driver& driver = allocator.driver();
   const c10::DeviceIndex device = driver.current_device();
   Block* block = allocator.allocate_block(nbytes, device, driver.current_stream(device));
-  return {block->ptr, block, &release_owned, kCPU};
+  host_owned().add(block);
+  return {block->ptr, block->ptr, &release_address, kCPU};
+}
+
+bool free_for_host(void* ptr) {
+  Block* block = host_owned().take(ptr);
+  if (block != nullptr) caching_allocator().free_block(block);
+  return block != nullptr;
 }
 
 Block* block_of_host(const c10::DataPtr& data) {
   const c10::DeleterFnPtr deleter = data.get_deleter();
+  if (deleter == &release_address) return host_owned().find(data.get_context());
   const bool over_block = deleter == &release_borrowed || deleter == &release_owned;
   return over_block ? static_cast<Block*>(data.get_context()) : nullptr;
 }
 
 c10::DataPtr adopt_host_storage(StoragePtr host) {
   c10::DataPtr& data = host->_mutable_data_ptr_no_checks();
-  auto* block = static_cast<Block*>(data.get_context());
-  TORCH_INTERNAL_ASSERT(data.compare_exchange_deleter(&release_owned, &release_borrowed),
-                        "adopt_host_storage: the storage does not own an npu block");
+  Block* block = nullptr;
+  if (data.get_deleter() == &release_address) {
+    block = host_owned().take(data.get_context());
+    data.release_context();
+    host->set_data_ptr_noswap({block->ptr, block, &release_borrowed, kCPU});
+  } else {
+    block = static_cast<Block*>(data.get_context());
+    TORCH_INTERNAL_ASSERT(data.compare_exchange_deleter(&release_owned, &release_borrowed),
+                          "adopt_host_storage: the storage does not own an npu block");
+  }
   c10::StorageImpl* previous = block->alias.exchange(host.release(), std::memory_order_acq_rel);
   TORCH_INTERNAL_ASSERT(!previous, "adopt_host_storage: the block has an alias already");
   return {block->ptr, block, &delete_block, {c10::DeviceType::PrivateUse1, block->device}};

@@ -20,6 +20,9 @@ c10::intrusive_ptr<c10::StorageImpl> host_alias(Block& block, size_t nbytes);
 /// A CPU DataPtr that owns a new npu block on the current device and stream: the output of a CPU kernel.
 c10::DataPtr allocate_for_host(size_t nbytes);
 
+/// Frees memory of allocate_for_host() by its address; false if it is not (any more) such memory.
+bool free_for_host(void* ptr);
+
 /// The block that the DataPtr of a CPU storage owns or aliases; null if it is not npu memory.
 Block* block_of_host(const c10::DataPtr& data);
 
