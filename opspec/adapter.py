@@ -32,6 +32,9 @@ TORCH_DTYPE = {
     "complex32": 8, "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15,
 }  # fmt: skip
 
+# TensorIterator operators whose result is bool whatever they compare.
+_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "isposinf", "isneginf", "signbit"}
+
 
 @dataclass(frozen=True)
 class Call:
@@ -114,6 +117,23 @@ class Kernel:
     @property
     def is_tensor_iterator(self) -> bool:
         return self.group is not None and self.group.out.structured_inherits == "TensorIteratorBase"
+
+    @property
+    def plain_inputs(self) -> list[str]:
+        return [b.name for b in self.arguments if b.name in ("self", "other")]
+
+    @property
+    def plain(self) -> str:
+        """The output's dtype, in C++, if the inputs are floating point of one dtype and shape and contiguous; empty
+        where the overload has no such simple case (other arguments than self, other and alpha; several outputs)."""
+        if not self.is_tensor_iterator or self.kind == "out" or len(self.returned) != 1:
+            return ""
+        simple = {"self": "Tensor", "other": "Tensor", "alpha": "Scalar"}
+        if any(simple.get(b.name, "none") not in b.type for b in self.arguments):
+            return ""
+        if self.function.root_name.rstrip("_") in _COMPARISONS:
+            return "at::kBool" if self.kind == "functional" else ""
+        return "self.scalar_type()"
 
     @property
     def staged(self) -> list[str]:

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "torch_npu/csrc/cann/cann.h"
+#include "torch_npu/csrc/dispatch/launch_log.h"
 
 namespace torch_npu::cann {
 namespace {
@@ -104,6 +105,7 @@ std::string describe(aclError code, const char* call) {
   }
   if (const char* message = api().aclGetRecentErrMsg(); message && *message) {
     text += "\nCANN says: " + std::string(message);
+    if (const std::string lines = launched_by(message); !lines.empty()) text += "\nLaunched by " + lines;
   }
   if (known != std::end(kMeanings) && *known->advice) text += "\n" + std::string(known->advice);
   return text;

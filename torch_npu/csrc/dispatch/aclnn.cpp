@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "torch_npu/csrc/device/device.h"
+#include "torch_npu/csrc/dispatch/launch_log.h"
 #include "torch_npu/csrc/memory/caching_allocator.h"
 
 namespace torch_npu {
@@ -124,6 +125,7 @@ void AclnnBase::refused(aclError code) const {
 void AclnnBase::launch(uint64_t workspace_size, aclOpExecutor* executor) const {
   const auto device = device::current_device();
   const aclrtStream stream = device::current_stream_handle(device);
+  note_launch(name_, stream);
   if (workspace_size == 0) {
     cann::check(phase2_(nullptr, 0, executor, stream), name_);
     return;

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include "torch_npu/csrc/dispatch/python_line.h"
+
 namespace torch_npu {
 namespace {
 
@@ -33,7 +35,7 @@ bool FallbackRecord::strict() { return FallbackLedger::get().policy() == Fallbac
 
 void FallbackRecord::announce(FallbackCounter& counter, c10::ScalarType dtype) {
   auto& ledger = FallbackLedger::get();
-  const std::string line = ledger.python_line();
+  const std::string& line = python_line();
   const bool first = counter.calls.load(std::memory_order_relaxed) == 1;
   if (ledger.policy() == FallbackPolicy::kError) {
     counter.calls.fetch_sub(1, std::memory_order_relaxed);
@@ -58,11 +60,6 @@ void FallbackRecord::announce(FallbackCounter& counter, c10::ScalarType dtype) {
 FallbackLedger& FallbackLedger::get() {
   static auto* ledger = new FallbackLedger;  // outlives static destruction
   return *ledger;
-}
-
-std::string FallbackLedger::python_line() const {
-  const PythonLine function = python_line_.load();
-  return function == nullptr ? std::string() : function();
 }
 
 std::vector<FallbackEntry> FallbackLedger::entries() {

@@ -71,17 +71,11 @@ class FallbackLedger {
   std::vector<FallbackEntry> entries();
   void clear();
 
-  /// How the core learns of Python's current line without knowing Python. Null: no Python.
-  using PythonLine = std::string (*)();
-  void set_python_line(PythonLine function) { python_line_.store(function); }
-  std::string python_line() const;
-
  private:
   friend class FallbackRecord;
   std::mutex mutex_;  // guards records_ and first lines
   std::vector<FallbackRecord*> records_;
   std::atomic<FallbackPolicy> policy_{FallbackPolicy::kAllow};
-  std::atomic<PythonLine> python_line_{nullptr};
 };
 
 }  // namespace torch_npu

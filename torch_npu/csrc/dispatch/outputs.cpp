@@ -28,6 +28,11 @@ at::Tensor new_output_like(const at::Tensor& like, at::ScalarType dtype) {
   return new_tensor(like.sizes(), dense ? like.strides() : at::IntArrayRef(), options);
 }
 
+at::Tensor new_plain_output(const at::Tensor& like, at::ScalarType dtype) {
+  constexpr c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
+  return at::detail::empty_generic(like.sizes(), &memory::caching_allocator(), keys, dtype, std::nullopt);
+}
+
 void resize_given(const at::Tensor& out, at::IntArrayRef sizes, at::IntArrayRef strides,
                   const at::TensorOptions& options) {
   TORCH_CHECK(options.dtype() == out.dtype(), "Expected out tensor to have dtype ", options.dtype(),

@@ -20,6 +20,9 @@ at::Tensor new_output(at::IntArrayRef sizes, at::ScalarType dtype, const at::Ten
 /// As `like` in sizes and, where it is dense, in strides (PyTorch's preserve_format).
 at::Tensor new_output_like(const at::Tensor& like, at::ScalarType dtype);
 
+/// Contiguous, as `like` but for the dtype.
+at::Tensor new_plain_output(const at::Tensor& like, at::ScalarType dtype);
+
 /// Gives an out= tensor its shape, as PyTorch's out= semantics ask; raises for a wrong dtype or device.
 void resize_given(const at::Tensor& out, at::IntArrayRef sizes, at::IntArrayRef strides,
                   const at::TensorOptions& options);

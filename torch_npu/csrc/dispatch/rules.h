@@ -17,6 +17,29 @@ inline constexpr int8_t kKeepDtype = 0;
 /// A 0-dim CPU tensor: PyTorch lets it stand beside tensors of any device (Python numbers arrive like this).
 inline bool is_host_scalar(const at::Tensor& tensor) { return tensor.dim() == 0 && tensor.is_cpu(); }
 
+/// A Python number that PyTorch wrapped into a tensor: it does not take part in type promotion within its category.
+inline bool is_number(const at::Tensor& tensor) {
+  return is_host_scalar(tensor) && tensor.unsafeGetTensorImpl()->is_wrapped_number() && !tensor.is_complex();
+}
+
+/// The value of a host scalar.
+at::Scalar host_scalar(const at::Tensor& tensor);
+
+/// Floating point, contiguous and on an npu: an elementwise result has the same sizes, strides and dtype.
+inline bool plain(const at::Tensor& self) {
+  return self.is_privateuseone() && self.is_contiguous() && at::isFloatingType(self.scalar_type()) && !self.is_neg();
+}
+inline bool plain(const at::Tensor& self, const at::Tensor& other) {
+  return plain(self) && plain(other) && self.scalar_type() == other.scalar_type() && self.sizes() == other.sizes() &&
+         self.device() == other.device();
+}
+
+/// The same for a result that is written to self: other must be self or lie elsewhere.
+inline bool plain_inplace(const at::Tensor& self) { return plain(self); }
+inline bool plain_inplace(const at::Tensor& self, const at::Tensor& other) {
+  return plain(self, other) && (self.is_same(other) || !self.is_alias_of(other));
+}
+
 /// Whether the operator takes the tensor's dtype; bit i of the mask stands for at::ScalarType i. Undefined
 /// tensors and host scalars (which are converted to the operator's dtype) pass.
 inline bool takes(uint64_t mask, const at::Tensor& tensor) {

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_device(m);
   torch_npu::python::bind_stream(m);
   torch_npu::python::bind_random(m);
+  torch_npu::python::bind_python_line();
   torch_npu::python::bind_fallback(m);
   torch_npu::python::bind_memory(m);
   torch_npu::python::bind_memory_snapshot(m);
