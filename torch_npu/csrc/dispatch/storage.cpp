@@ -64,9 +64,21 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_storage(self, nothing.storage(), 0, {0}, {});
 }
 
+/// Whether `self.data = from` is possible. PyTorch's own answer knows CPU and CUDA alone, for which module.to()
+/// keeps the Parameter objects that optimizers and tied weights hold; with a "no" it would replace them.
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  const auto is_dense = [](const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&
+           (tensor.is_privateuseone() || tensor.is_cpu());
+  };
+  return (is_dense(self) && is_dense(from)) ||
+         self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
   m.impl("resize_", TORCH_FN(resize));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
   m.impl("set_.source_Storage", TORCH_FN(set_storage_whole));
