@@ -3,7 +3,6 @@
 import ctypes
 from pathlib import Path
 
-import pytest
 import torch  # loads the OpenMP runtime that the library shares with torch
 
 LIBRARY = Path(__file__).parents[2] / "cann_host" / "lib64" / "libcann_kernels_test.so"
@@ -34,18 +33,6 @@ UNARY_OPS += ["gelu_erf", "gelu_tanh"]
 def limit_isa(isa: str) -> bool:
     """Makes the kernels use `isa`; False if this machine lacks it (then the best that it has is in use)."""
     return _library.limit_isa(ISAS[isa]) == ISAS[isa]
-
-
-@pytest.fixture(params=list(ISAS))
-def isa(request):
-    """Runs a test with each instruction set that the machine has."""
-    available = limit_isa(request.param)
-    try:
-        if not available:
-            pytest.skip(f"this machine has no {request.param}")
-        yield request.param
-    finally:
-        limit_isa("avx512")
 
 
 def _call(name: str, *arguments) -> bool:

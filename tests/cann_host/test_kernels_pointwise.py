@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest_plugins = ["kernels_library"]  # the fixture isa
 pytestmark = pytest.mark.usefixtures("isa")
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]

@@ -8,8 +8,6 @@ import pytest
 import torch
 from scipy import stats
 
-pytest_plugins = ["kernels_library"]  # the fixture isa
-
 SEED = 0x0123456789ABCDEF
 OFFSET = 0xFEDCBA9876543210
 N = 1 << 18
