@@ -119,19 +119,26 @@ void HostCall::write_back() {
     auto* npu_storage = npu_impl->unsafe_storage().unsafeGetStorageImpl();
     auto host = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
         view_impl->unsafe_storage().unsafeGetStorageImpl());
-    if (host->data() != npu_storage->data() && memory::block_of_host(host->data_ptr()) != nullptr) {
+    if (host->data() != npu_storage->data()) {
       const size_t bytes = host->nbytes();
-      npu_storage->set_data_ptr_noswap(memory::adopt_host_storage(std::move(host)));
+      npu_storage->set_data_ptr_noswap(take_over(std::move(host)));
       npu_storage->set_nbytes(bytes);
-    } else {
-      TORCH_INTERNAL_ASSERT(host->data() == npu_storage->data() || host->nbytes() == 0,
-                            "a CPU kernel put an npu tensor into memory that is not the device's");
     }
     if (npu_impl->sizes() != view_impl->sizes() || npu_impl->strides() != view_impl->strides() ||
         npu_impl->storage_offset() != view_impl->storage_offset()) {
       npu_impl->set_sizes_and_strides(view_impl->sizes(), view_impl->strides(), view_impl->storage_offset());
     }
   }
+}
+
+c10::DataPtr HostCall::take_over(c10::intrusive_ptr<c10::StorageImpl> host) {
+  if (memory::block_of_host(host->data_ptr()) != nullptr) return memory::adopt_host_storage(std::move(host));
+  auto& allocator = memory::caching_allocator();
+  const size_t bytes = host->nbytes();
+  c10::DataPtr data = allocator.allocate(bytes);
+  if (bytes > 0) allocator.copy_data(data.get(), host->data(), bytes);
+  copied_bytes_ += bytes;
+  return data;
 }
 
 c10::Storage HostCall::npu_storage_of(const at::Tensor& cpu) {
@@ -142,18 +149,11 @@ c10::Storage HostCall::npu_storage_of(const at::Tensor& cpu) {
   for (const auto& [seen, storage] : adopted_) {
     if (seen == host) return storage;
   }
-  auto& allocator = memory::caching_allocator();
   const size_t bytes = host->nbytes();
-  c10::DataPtr data;
-  if (memory::block_of_host(host->data_ptr()) != nullptr) {
-    data = memory::adopt_host_storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(host));
-  } else {
-    data = allocator.allocate(bytes);
-    if (bytes > 0) allocator.copy_data(data.get(), host->data(), bytes);
-    copied_bytes_ += bytes;
-  }
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), &allocator, /*resizable=*/true));
+  c10::DataPtr data = take_over(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(host));
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                             std::move(data), &memory::caching_allocator(),
+                                                             /*resizable=*/true));
   adopted_.emplace_back(host, storage);
   return storage;
 }

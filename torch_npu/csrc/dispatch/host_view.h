@@ -33,6 +33,8 @@ class HostCall {
   size_t copied_bytes() const { return copied_bytes_; }
 
  private:
+  /// The memory of a CPU storage as npu memory: the same where it comes from the pool, else a copy.
+  c10::DataPtr take_over(c10::intrusive_ptr<c10::StorageImpl> host);
   c10::Storage npu_storage_of(const at::Tensor& cpu);
 
   struct Pair {
