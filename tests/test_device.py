@@ -325,3 +325,13 @@ def test_storage_types_by_name():
     assert storage.size() == 4
     assert torch.npu.HalfStorage.dtype == torch.float16
     assert torch.ones(2, device="npu").storage().type() == "torch.npu.FloatStorage"
+
+
+def test_host_memory_can_be_registered():
+    x = torch.zeros(4096, dtype=torch.uint8)
+    assert not x.is_pinned()
+    assert torch.npu.npurt().npuHostRegister(x.data_ptr(), x.nbytes, 0) == 0
+    assert x.is_pinned()
+    assert torch.npu.npurt().npuHostUnregister(x.data_ptr()) == 0
+    assert not x.is_pinned()
+    assert torch.npu.npurt().npuHostUnregister(x.data_ptr()) != 0

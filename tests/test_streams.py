@@ -213,17 +213,11 @@ def test_blocking_events():
 
 @pytest.fixture
 def aclrt_stream():
-    """A stream that is made by CANN's own functions, as another library would."""
-    import torch_npu
-
-    torch.npu.init()
-    torch.npu.current_stream().synchronize()
-    library = ctypes.CDLL(next(p for p in torch_npu.cann_info()["libraries"] if p.endswith("libascendcl.so")))
-    assert library.aclrtSetDevice(0) == 0
+    """A stream that other code owns."""
     stream = ctypes.c_void_p()
-    assert library.aclrtCreateStream(ctypes.byref(stream)) == 0
+    assert torch.npu.npurt().npuStreamCreate(ctypes.addressof(stream)) == 0
     yield stream.value
-    assert library.aclrtDestroyStream(stream) == 0
+    assert torch.npu.npurt().npuStreamDestroy(stream.value) == 0
 
 
 def test_external_streams(aclrt_stream):

@@ -186,6 +186,16 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     return _C._memory_info(_checked_index(device))
 
 
+def npurt() -> Any:
+    """CANN's runtime functions for code that manages raw handles; each takes addresses and returns CANN's error code.
+
+    ``npuStreamCreate(address_of_handle)``, ``npuStreamDestroy(handle)``, ``npuHostRegister(address, bytes, flags)``,
+    ``npuHostUnregister(address)``. Initialises CANN.
+    """
+    _C._init()
+    return _C._npurt
+
+
 def utilization(device: DeviceLike = None) -> int:
     """How busy the device's matrix cores are, in per cent."""
     return _C._utilization(_checked_index(device))

@@ -95,6 +95,7 @@ class Api {
   Function<decltype(::aclrtCtxGetSysParamOpt)> aclrtCtxGetSysParamOpt{optional_, "aclrtCtxGetSysParamOpt"};
   // memory
   Function<decltype(::aclrtHostRegister)> aclrtHostRegister{optional_, "aclrtHostRegister"};
+  Function<decltype(::aclrtHostRegisterV2)> aclrtHostRegisterV2{optional_, "aclrtHostRegisterV2"};
   Function<decltype(::aclrtHostUnregister)> aclrtHostUnregister{optional_, "aclrtHostUnregister"};
   Function<decltype(::aclrtMemGetAllocationGranularity)> aclrtMemGetAllocationGranularity{
       optional_, "aclrtMemGetAllocationGranularity"};

@@ -35,7 +35,7 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from, bool non_blocking)
                                        stream);
   const at::Tensor& host = to.is_privateuseone() ? from : to;
   const bool may_return_early =
-      kind == ACL_MEMCPY_DEVICE_TO_DEVICE || (non_blocking && host.is_pinned(at::kPrivateUse1));
+      kind == ACL_MEMCPY_DEVICE_TO_DEVICE || (non_blocking && host.is_pinned());
   if (!may_return_early) cann::api().aclrtSynchronizeStream.checked(stream);
 }
 

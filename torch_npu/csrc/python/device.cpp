@@ -1,5 +1,7 @@
 #include "torch_npu/csrc/device/device.h"
 
+#include <ATen/Context.h>
+
 #include "torch_npu/csrc/cann/cann.h"
 #include "torch_npu/csrc/python/bindings.h"
 
@@ -46,11 +48,37 @@ void bind_properties(py::module_& m) {
   }
 }
 
+/// A few of CANN's functions as they are: addresses as integers in, CANN's error code out.
+void bind_npurt(py::module_& m) {
+  py::module_ rt = m.def_submodule("_npurt", "CANN's runtime functions for code that manages raw handles");
+  rt.def("npuHostRegister", [](uintptr_t pointer, uint64_t bytes, uint32_t flags) {
+    device::activate_any();
+    return cann::api().aclrtHostRegisterV2(reinterpret_cast<void*>(pointer), bytes, flags);
+  });
+  rt.def("npuHostUnregister", [](uintptr_t pointer) {
+    device::activate_any();
+    return cann::api().aclrtHostUnregister(reinterpret_cast<void*>(pointer));
+  });
+  rt.def("npuStreamCreate", [](uintptr_t where) {
+    device::activate(device::current_device());
+    return cann::api().aclrtCreateStreamWithConfig(reinterpret_cast<aclrtStream*>(where), 0,
+                                                   ACL_STREAM_FAST_LAUNCH | ACL_STREAM_FAST_SYNC);
+  });
+  rt.def("npuStreamDestroy", [](uintptr_t stream) {
+    device::activate_any();
+    return cann::api().aclrtDestroyStream(reinterpret_cast<aclrtStream>(stream));
+  });
+}
+
 }  // namespace
 
 void bind_device(py::module_& m) {
   m.def("_cann_info", &cann_info);
-  m.def("_init", &device::ensure_initialized);
+  m.def("_init", [] {
+    device::ensure_initialized();
+    // ATen asks about pinned memory only after it has initialised the device itself.
+    at::globalContext().lazyInitDevice(c10::DeviceType::PrivateUse1);
+  });
   m.def("_is_initialized", &device::is_initialized);
   m.def("_in_bad_fork", &device::in_bad_fork);
   m.def("_device_count", &device::device_count);
@@ -63,6 +91,7 @@ void bind_device(py::module_& m) {
   m.def("_memory_info", &device::memory_info);
   m.def("_utilization", &device::utilization);
   bind_properties(m);
+  bind_npurt(m);
   m.def("_properties", &device::properties, py::return_value_policy::reference);
 }
 
