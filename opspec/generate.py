@@ -97,14 +97,20 @@ def finish(name: str, text: str) -> str:
 
 
 def write(out: Path) -> None:
-    """Rewrites the files below `out` whose text changed."""
+    """Rewrites the files below `out` whose text changed, and removes those that no row makes any more."""
+    made = set()
     for name, text in outputs():
         path = out / name
+        made.add(path)
         text = finish(name, text)
         if path.exists() and path.read_text() == text:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    for folder in {path.parent for path in made}:
+        # A family that was renamed or split would define its operators twice.
+        for path in set(folder.iterdir()) - made:
+            path.unlink()
 
 
 def main() -> None:
