@@ -42,8 +42,11 @@ struct Tensor {
   static at::Tensor host(const Held& h) { return h.get() == nullptr ? at::Tensor() : to_aten(*h.get()); }
 };
 
-struct OutTensor : Tensor {
+struct OutTensor {
   using Abi = aclTensor*;
+  using Held = Ref<aclTensor>;
+  static Held hold(Abi a) { return Held(a); }
+  static at::Tensor host(const Held& h) { return to_aten(*h.get()); }
 };
 
 struct OptionalTensor {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cann_host/opapi/arguments.h"
+#include "cann_host/opapi/fast.h"
 #include "cann_host/opapi/placement.h"
 
 namespace cann_host {

@@ -1,0 +1,32 @@
+// Direct routes from descriptors to the kernels of cann_host/kernels, for contiguous tensors of one shape and
+// dtype. Each returns false, having written nothing, for everything else: ATen then does the work.
+#pragma once
+
+#include "cann_host/kernels/pointwise.h"
+#include "cann_host/opapi/descriptor.h"
+
+namespace cann_host::fast {
+
+using kernels::BinaryOp;
+using kernels::CompareOp;
+using kernels::UnaryOp;
+
+/// out = self op alpha * other; alpha null is 1.
+bool binary(BinaryOp op, const aclTensor* self, const aclTensor* other, aclTensor* out,
+            const aclScalar* alpha = nullptr);
+bool binary(BinaryOp op, const aclTensor* self, const aclScalar* other, aclTensor* out,
+            const aclScalar* alpha = nullptr);
+
+/// out (bool) = self op other.
+bool compare(CompareOp op, const aclTensor* self, const aclTensor* other, aclTensor* out);
+bool compare(CompareOp op, const aclTensor* self, const aclScalar* other, aclTensor* out);
+
+bool unary(UnaryOp op, const aclTensor* self, aclTensor* out);
+
+/// out = self, converted.
+bool copy(const aclTensor* self, aclTensor* out);
+
+/// out = value, converted.
+bool fill(const aclScalar* value, aclTensor* out);
+
+}  // namespace cann_host::fast
