@@ -1,33 +1,56 @@
-# Each target makes .venv and installs what it needs, so one command suffices on a fresh machine (Python >= 3.10, g++ >= 11).
+# Each target makes .venv and installs what it needs, so that one command suffices on a fresh machine with
+# Python >= 3.10 and g++ >= 11.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 JOBS ?= $(shell nproc)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: build lint format clean
+.PHONY: demo test test-quick bench build lint format docs clean
 
-.venv/.deps: pyproject.toml
+demo: .venv/.installed-demo
+	$(BIN)/python examples/demo.py
+
+test: .venv/.installed-test
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+# Under three minutes: leaves out what is marked slow.
+test-quick: .venv/.installed-test
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
+
+bench: .venv/.installed-bench
+	$(BIN)/python -m benchmarks eager
+
+# Installs the package, editable: Python sources are used where they stand, native libraries are built into the tree.
+.venv/.installed: pyproject.toml
 	test -d .venv || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q $(TORCH) "scikit-build-core>=0.10" "cmake>=3.24" ninja pyyaml jinja2
+	$(PIP) install -q --upgrade pip
+	$(PIP) install -q $(TORCH) "scikit-build-core>=0.10" "cmake>=3.24" ninja pyyaml jinja2
+	$(PIP) install -q --no-build-isolation -e .
 	touch $@
 
-# Rebuilds the native libraries in place; what a change of C++ or of the op table needs.
-build:
-	@test -d .venv || $(MAKE) .venv/.deps
-	$(BIN)/cmake -S . -B build -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python $(CMAKE_ARGS) > build.log 2>&1 || (cat build.log; exit 1)
-	$(BIN)/cmake --build build -j $(JOBS)
+.venv/.installed-%: .venv/.installed
+	$(PIP) install -q --no-build-isolation -e ".[$*]"
+	touch $@
 
-lint:
+# Rebuilds the native libraries: what a change of C++ or of the op table needs.
+build: .venv/.installed
+	$(BIN)/cmake --build build
+
+lint: .venv/.installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 
-format:
+format: .venv/.installed-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format -i
 
+docs: .venv/.installed
+	$(BIN)/python -m opspec.coverage
+
 clean:
-	rm -rf build build.log cann_host/lib64 torch_npu/*.so
+	rm -rf build cann_host/lib64 torch_npu/*.so .venv/.installed*
