@@ -23,8 +23,9 @@ constexpr const char* kOutOfResources =
 constexpr const char* kDeviceFault =
     "The device state is lost: restart the process. If it comes back, check the device with npu-smi info.";
 constexpr const char* kOpFault =
-    "The launch that failed is an earlier one. With the software CANN, CANN_HOST_ASYNC=0 makes it fail where "
-    "it is.";
+    "The launch that failed is an earlier one. Run with CANN_HOST_ASYNC=0 (software CANN) or "
+    "ASCEND_LAUNCH_BLOCKING=1 "
+    "(hardware) to see it where it happens.";
 constexpr const char* kCapture = "End the capture before, or keep this call out of the captured region.";
 
 constexpr Meaning kMeanings[] = {
