@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    env.filters |= {
+    filters: dict[str, Callable[..., object]] = {
         "host_param": lambda p: f"{p.host} {p.name}",
         "raw_param": lambda p: f"{p.abi if p.abi != 'const char*' else 'const std::string&'} {p.name}",
         "arg_tag": lambda p: f"cann_host::arg::{ARG_TAG[p.kind]}",
@@ -75,6 +75,7 @@ def environment() -> jinja2.Environment:
         "places": _places,
         "placement": _placement,
     }
+    env.filters |= filters
     return env
 
 

@@ -95,8 +95,8 @@ def fallback_policy(policy: Policy | None = None) -> _PolicyScope | Policy:
     ``"allow"`` (default) runs it on the CPU, ``"warn"`` does so with one warning an operator and dtype, ``"error"`` raises
     NotImplementedError that names operator, dtype and Python line. Every case is in :func:`fallback_report`.
 
-    ``torch_npu.fallback_policy("error")`` is in force from then on, in all threads; ``with torch_npu.fallback_policy("error"):``
-    until the end of the block. Without an argument it returns the policy in force.
+    A plain call is in force from then on, in all threads; ``with torch_npu.fallback_policy("error"):`` until the end of
+    the block. Without an argument it returns the policy in force.
 
     Raises:
         ValueError: for any other policy.
