@@ -15,11 +15,19 @@
 #include "torch_npu/csrc/device/stream.h"
 #include "torch_npu/csrc/dispatch/device_switch.h"
 #include "torch_npu/csrc/dispatch/host_view.h"
+#include "torch_npu/csrc/dispatch/layouts.h"
 
 namespace torch_npu {
 namespace {
 
-constexpr c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
+/// The CPU's key for the layout that the call is about.
+c10::DispatchKeySet host_keys(c10::DispatchKeySet keys) {
+  if (keys.has(c10::DispatchKey::SparsePrivateUse1)) return c10::DispatchKeySet(c10::DispatchKey::SparseCPU);
+  if (keys.has(c10::DispatchKey::NestedTensorPrivateUse1)) {
+    return c10::DispatchKeySet(c10::DispatchKey::NestedTensorCPU);
+  }
+  return c10::DispatchKeySet(c10::DispatchKey::CPU);
+}
 
 /// Operators that PyTorch lets mix devices: indices and lengths may stay on the CPU.
 constexpr std::array<std::string_view, 9> kMixedDevices = {
@@ -75,7 +83,7 @@ struct Survey {
       if (tensor.is_privateuseone()) {
         if (dtype == c10::ScalarType::Undefined) dtype = tensor.scalar_type();
         if (device < 0) device = tensor.device().index();
-        bytes += static_cast<int64_t>(tensor.nbytes());
+        if (is_dense(tensor)) bytes += static_cast<int64_t>(tensor.nbytes());
       } else if (tensor.is_cpu() && tensor.dim() > 0) {
         has_host_tensor = true;
       }
@@ -124,7 +132,7 @@ FallbackKernel::FallbackKernel(const c10::OperatorHandle& op)
       is_mutable_(op.schema().is_mutable()),
       mixes_devices_(mixes_devices(op.schema().name())) {}
 
-void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
+void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                                 torch::jit::Stack* stack) {
   const auto started = c10::getApproximateTime();
   const size_t count = op.schema().arguments().size();
@@ -140,7 +148,7 @@ void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeyS
   // The CPU kernel reads what earlier work on this stream writes.
   cann::api().aclrtSynchronizeStream.checked(device::current_stream_handle(device));
   if (device_memory_is_host_accessible()) {
-    run_on_views(op, stack, counter);
+    run_on_views(op, host_keys(keys), stack, counter);
   } else {
     run_on_copies(op, stack);
     counter.copied.fetch_add(survey.bytes, std::memory_order_relaxed);
@@ -150,8 +158,8 @@ void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeyS
                           std::memory_order_relaxed);
 }
 
-void FallbackKernel::run_on_views(const c10::OperatorHandle& op, torch::jit::Stack* stack,
-                                  FallbackCounter& counter) {
+void FallbackKernel::run_on_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                  torch::jit::Stack* stack, FallbackCounter& counter) {
   const auto& schema = op.schema();
   const size_t first = stack->size() - schema.arguments().size();
   const auto device = device::current_device();
@@ -164,7 +172,7 @@ void FallbackKernel::run_on_views(const c10::OperatorHandle& op, torch::jit::Sta
       if (value.isTensor() && !value.toTensor().defined()) continue;
       value = to_host(call, value, schema.arguments()[i], device);
     }
-    op.redispatchBoxed(kCpuKeys, stack);
+    op.redispatchBoxed(keys, stack);
   }
   if (is_mutable_) call.write_back();
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
@@ -192,26 +200,44 @@ void boxed_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   fallback_kernel(op)(op, keys, stack);
 }
 
+namespace {
+
+/// The key of device npu for a layout, and the CPU's.
+struct LayoutKeys {
+  c10::DispatchKey npu;
+  c10::DispatchKey host;
+};
+
+constexpr LayoutKeys kLayouts[] = {
+    {c10::DispatchKey::PrivateUse1, c10::DispatchKey::CPU},
+    {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCPU},
+    {c10::DispatchKey::NestedTensorPrivateUse1, c10::DispatchKey::NestedTensorCPU},
+};
+
+/// Dense operators that return views keep PyTorch's own kernels: the view must share the npu storage.
+bool returns_view(const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  return std::any_of(returns.begin(), returns.end(), [](const c10::Argument& r) {
+    return r.alias_info() != nullptr && !r.alias_info()->isWrite();
+  });
+}
+
+}  // namespace
+
 void register_fallbacks() {
   static std::deque<c10::RegistrationHandleRAII> registrations;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
-    if (!op.has_value() || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
-      continue;
+    if (!op.has_value()) continue;
+    for (const auto& [npu, host] : kLayouts) {
+      if (!op->hasKernelForDispatchKey(host) || op->hasKernelForDispatchKey(npu)) continue;
+      if (npu == c10::DispatchKey::PrivateUse1 && returns_view(op->schema())) continue;
+      registrations.push_back(dispatcher.registerImpl(
+          name, npu, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>(*op)),
+          std::nullopt, nullptr, "torch_npu CPU fallback"));
     }
-    // Operators that return views keep PyTorch's own kernels: the view must share the npu storage.
-    const auto& returns = op->schema().returns();
-    const bool is_view = std::any_of(returns.begin(), returns.end(), [](const c10::Argument& r) {
-      return r.alias_info() != nullptr && !r.alias_info()->isWrite();
-    });
-    if (is_view) continue;
-    registrations.push_back(dispatcher.registerImpl(
-        name, c10::DispatchKey::PrivateUse1,
-        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>(*op)), std::nullopt,
-        nullptr, "torch_npu CPU fallback"));
   }
 }
 

@@ -20,7 +20,8 @@ class FallbackKernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
  private:
-  void run_on_views(const c10::OperatorHandle& op, torch::jit::Stack* stack, FallbackCounter& counter);
+  void run_on_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+                    FallbackCounter& counter);
   void run_on_copies(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
   std::unique_ptr<FallbackRecord> record_;
@@ -44,8 +45,9 @@ decltype(auto) fallback(Args&&... args) {
       c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), std::forward<Args>(args)...);
 }
 
-/// Registers the fallback for every aten operator with a CPU kernel and no native one. Without it PyTorch
-/// would take detours over composite kernels (add -> empty + add.out) that cost more than the operator.
+/// Registers the fallback for every aten operator with a CPU kernel and no native one, and the same for
+/// sparse and nested tensors. Without it PyTorch would take detours over composite kernels (add -> empty +
+/// add.out) that cost more than the operator or that the layout does not have.
 void register_fallbacks();
 
 }  // namespace torch_npu

@@ -5,6 +5,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "torch_npu/csrc/cann/cann.h"
+#include "torch_npu/csrc/dispatch/layouts.h"
 #include "torch_npu/csrc/memory/caching_allocator.h"
 #include "torch_npu/csrc/memory/host_alias.h"
 
@@ -66,13 +67,16 @@ class PoolingCpuAllocator final : public c10::Allocator {
   }
   // For memory that was allocated without a DataPtr, inside or outside a fallback.
   c10::DeleterFnPtr raw_deleter() const override { return &delete_raw; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { next_->copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    next_->copy_data(to, from, bytes);
+  }
 
  private:
   static void delete_raw(void* ptr) {
     if (!memory::free_for_host(ptr)) next_->raw_deleter()(ptr);
   }
-  static inline c10::Allocator* next_ = nullptr;  // one allocator a process; raw deleters have no other context
+  static inline c10::Allocator* next_ =
+      nullptr;  // one allocator a process; raw deleters have no other context
 };
 
 void install_cpu_allocator() {
@@ -108,6 +112,11 @@ at::Tensor host_view(const at::Tensor& npu) {
 
 at::Tensor HostCall::argument(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;
+  if (!is_dense(tensor)) [[unlikely]] {
+    const auto part = [this](const at::Tensor& t) { return argument(t); };
+    composed_.push_back({tensor, relocate_parts(tensor, c10::DeviceType::CPU, part)});
+    return composed_.back().view;
+  }
   arguments_.push_back({tensor, host_view(tensor)});
   return arguments_.back().view;
 }
@@ -128,6 +137,9 @@ void HostCall::write_back() {
         npu_impl->storage_offset() != view_impl->storage_offset()) {
       npu_impl->set_sizes_and_strides(view_impl->sizes(), view_impl->strides(), view_impl->storage_offset());
     }
+  }
+  for (auto& [npu, view] : composed_) {
+    assign_parts(npu, view, [this](const at::Tensor& t) { return result(t); });
   }
 }
 
@@ -163,11 +175,13 @@ at::Tensor HostCall::result(const at::Tensor& cpu) {
   for (const auto& [npu, view] : arguments_) {
     if (view.is_same(cpu)) return npu;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      cpu.layout() == at::kStrided && !cpu.is_quantized(),
-      "an operator that runs on the CPU for device npu returned a ",
-      cpu.is_quantized() ? "quantized" : "sparse",
-      " tensor, which device npu does not have. Move the inputs to the CPU for this operator.");
+  if (!is_dense(cpu)) {
+    for (const auto& [npu, view] : composed_) {
+      if (view.is_same(cpu)) return npu;
+    }
+    const auto part = [this](const at::Tensor& t) { return result(t); };
+    return relocate_parts(cpu, c10::DeviceType::PrivateUse1, part);
+  }
   return at::Tensor(c10::make_intrusive<RelocatedTensor>(*cpu.unsafeGetTensorImpl(), npu_storage_of(cpu),
                                                          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)));
 }

@@ -41,7 +41,8 @@ class HostCall {
     at::Tensor npu;
     at::Tensor view;
   };
-  c10::SmallVector<Pair, 6> arguments_;
+  c10::SmallVector<Pair, 6> arguments_;  // dense ones, and the parts of the others
+  c10::SmallVector<Pair, 1> composed_;   // sparse and nested ones
   c10::SmallVector<std::pair<const c10::StorageImpl*, c10::Storage>, 2> adopted_;
   size_t copied_bytes_ = 0;
 };
