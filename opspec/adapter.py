@@ -33,7 +33,9 @@ TORCH_DTYPE = {
 }  # fmt: skip
 
 # TensorIterator operators whose result is bool whatever they compare.
-_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "isposinf", "isneginf", "signbit"}
+_COMPARISONS = {
+    "eq", "ne", "lt", "le", "gt", "ge", "isposinf", "isneginf", "signbit", "logical_and", "logical_or", "logical_xor",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -283,14 +285,15 @@ def given_dtypes(row: Row, kernel: Kernel) -> list[str]:
         return []
     written = {o.get("name", "out"): output_dtype(o) for o in row.row.out}
     if kernel.kind == "inplace":
-        dtype = next(iter(written.values()), "self.scalar_type()")
-        written = {} if dtype == "self.scalar_type()" else {"self": dtype}
-    return [f"{name}.scalar_type() == {dtype}" for name, dtype in written.items()]
+        written = {"self": dtype for dtype in written.values()}  # noqa: B035, there is at most one
+    return [f"{n}.scalar_type() == ({dtype})" for n, dtype in written.items() if dtype != f"{n}.scalar_type()"]
 
 
 def result(kernel: Kernel) -> str:
     """What the kernel returns: the outputs, as PyTorch's signature wants them."""
     names = kernel.returned
+    if not names:
+        return ""
     if kernel.kind in ("inplace", "out") or len(names) == 1:
         if kernel.kind != "functional" and len(names) > 1:
             return f"std::tie({', '.join(names)})"

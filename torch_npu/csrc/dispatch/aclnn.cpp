@@ -90,6 +90,12 @@ aclTensorList* create_tensor_list(at::TensorList tensors) {
   return cann::api().aclCreateTensorList(handles.data(), handles.size());
 }
 
+aclTensorList* create_tensor_list(const at::ITensorListRef& tensors) {
+  c10::SmallVector<const aclTensor*, 16> handles;
+  for (const at::Tensor& tensor : tensors) handles.push_back(create_tensor(tensor));
+  return cann::api().aclCreateTensorList(handles.data(), handles.size());
+}
+
 aclTensorList* create_tensor_list(const c10::List<std::optional<at::Tensor>>& tensors) {
   c10::SmallVector<const aclTensor*, 16> handles;
   for (const std::optional<at::Tensor>& tensor : tensors) {

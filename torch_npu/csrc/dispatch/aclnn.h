@@ -51,6 +51,7 @@ aclIntArray* create_int_array(at::IntArrayRef values);
 aclBoolArray* create_bool_array(at::ArrayRef<bool> values);
 aclFloatArray* create_float_array(at::ArrayRef<double> values);
 aclTensorList* create_tensor_list(at::TensorList tensors);
+aclTensorList* create_tensor_list(const at::ITensorListRef& tensors);
 aclTensorList* create_tensor_list(const c10::List<std::optional<at::Tensor>>& tensors);
 aclScalarList* create_scalar_list(at::ArrayRef<at::Scalar> scalars);
 
@@ -70,6 +71,7 @@ struct Convert<const aclTensor*> {
     return TensorHandle(t.has_value() ? create_tensor(*t) : nullptr);
   }
   static TensorHandle from(std::nullptr_t) { return TensorHandle(nullptr); }
+  static aclTensor* from(aclTensor* borrowed) { return borrowed; }
 };
 template <>
 struct Convert<aclTensor*> : Convert<const aclTensor*> {};
@@ -109,7 +111,11 @@ template <>
 struct Convert<const aclTensorList*> {
   template <class List>
   static TensorListHandle from(const List& v) {
-    return TensorListHandle(create_tensor_list(v));
+    if constexpr (std::is_convertible_v<const List&, at::TensorList>) {
+      return TensorListHandle(create_tensor_list(at::TensorList(v)));
+    } else {
+      return TensorListHandle(create_tensor_list(v));
+    }
   }
 };
 template <>

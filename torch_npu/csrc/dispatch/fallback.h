@@ -6,8 +6,11 @@
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/SymIntArrayRef.h>
 
 #include <memory>
+#include <type_traits>
+#include <utility>
 
 #include "torch_npu/csrc/dispatch/ledger.h"
 
@@ -35,14 +38,42 @@ FallbackKernel& fallback_kernel(const c10::OperatorHandle& op);
 /// Runs the boxed kernel of any operator; registered as the fallback of all namespaces.
 void boxed_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+namespace detail {
+
+/// An argument of a native kernel as the operator's signature has it: lists of sizes are symbolic there.
+template <class Parameter, class T>
+decltype(auto) as_parameter(T&& argument) {
+  if constexpr (std::is_same_v<Parameter, c10::SymIntArrayRef>) {
+    return c10::fromIntArrayRefSlow(argument);
+  } else if constexpr (std::is_same_v<Parameter, at::OptionalSymIntArrayRef>) {
+    return argument.has_value() ? at::OptionalSymIntArrayRef(c10::fromIntArrayRefSlow(*argument))
+                                : at::OptionalSymIntArrayRef();
+  } else {
+    return std::forward<T>(argument);
+  }
+}
+
+template <class Signature>
+struct FallbackCall;
+
+template <class Result, class... Parameters>
+struct FallbackCall<Result(Parameters...)> {
+  template <class... Args>
+  static Result call(const c10::OperatorHandle& op, Args&&... args) {
+    return c10::impl::BoxedKernelWrapper<Result(Parameters...)>::call(
+        c10::BoxedKernel::makeFromFunction<&boxed_fallback>(), op,
+        c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+        as_parameter<Parameters>(std::forward<Args>(args))...);
+  }
+};
+
+}  // namespace detail
+
 /// From a native kernel that cannot take its arguments: the same call on the CPU.
 template <class Op, class... Args>
 decltype(auto) fallback(Args&&... args) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-  using Signature = typename Op::schema;
-  return c10::impl::BoxedKernelWrapper<Signature>::call(
-      c10::BoxedKernel::makeFromFunction<&boxed_fallback>(), op,
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), std::forward<Args>(args)...);
+  return detail::FallbackCall<typename Op::schema>::call(op, std::forward<Args>(args)...);
 }
 
 /// Registers the fallback for every aten operator with a CPU kernel and no native one, and the same for

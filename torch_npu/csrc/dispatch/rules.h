@@ -17,9 +17,21 @@ inline constexpr int8_t kKeepDtype = 0;
 /// A 0-dim CPU tensor: PyTorch lets it stand beside tensors of any device (Python numbers arrive like this).
 inline bool is_host_scalar(const at::Tensor& tensor) { return tensor.dim() == 0 && tensor.is_cpu(); }
 
-/// A Python number that PyTorch wrapped into a tensor: it does not take part in type promotion within its category.
+/// A Python number that PyTorch wrapped into a tensor: it does not take part in type promotion within its
+/// category.
 inline bool is_number(const at::Tensor& tensor) {
   return is_host_scalar(tensor) && tensor.unsafeGetTensorImpl()->is_wrapped_number() && !tensor.is_complex();
+}
+
+/// Whether an operator with an aclScalar in place of `other` promotes dtypes as PyTorch does here: a number
+/// does not widen the dtype of self, but a 0-dim tensor of a higher category, or beside a 0-dim self, does.
+inline bool acts_as_number(const at::Tensor& other, const at::Tensor& self) {
+  if (!is_host_scalar(other)) return false;
+  const auto category = [](at::ScalarType dtype) {
+    return at::isComplexType(dtype) ? 3 : at::isFloatingType(dtype) ? 2 : dtype == at::kBool ? 0 : 1;
+  };
+  return other.unsafeGetTensorImpl()->is_wrapped_number() ||
+         (self.dim() > 0 && category(other.scalar_type()) <= category(self.scalar_type()));
 }
 
 /// The value of a host scalar.
@@ -27,11 +39,12 @@ at::Scalar host_scalar(const at::Tensor& tensor);
 
 /// Floating point, contiguous and on an npu: an elementwise result has the same sizes, strides and dtype.
 inline bool plain(const at::Tensor& self) {
-  return self.is_privateuseone() && self.is_contiguous() && at::isFloatingType(self.scalar_type()) && !self.is_neg();
+  return self.is_privateuseone() && self.is_contiguous() && at::isFloatingType(self.scalar_type()) &&
+         !self.is_neg();
 }
 inline bool plain(const at::Tensor& self, const at::Tensor& other) {
-  return plain(self) && plain(other) && self.scalar_type() == other.scalar_type() && self.sizes() == other.sizes() &&
-         self.device() == other.device();
+  return plain(self) && plain(other) && self.scalar_type() == other.scalar_type() &&
+         self.sizes() == other.sizes() && self.device() == other.device();
 }
 
 /// The same for a result that is written to self: other must be self or lie elsewhere.

@@ -117,8 +117,9 @@ int64_t repeat_total(const at::Tensor& repeats, const std::optional<int64_t>& ou
 bool searchsorted_right(const at::Tensor& sorted_sequence, const at::Tensor& self, bool out_int32, bool right,
                         const std::optional<std::string_view>& side,
                         const std::optional<at::Tensor>& sorter) {
-  at::native::searchsorted_pre_check(sorted_sequence, self, at::Tensor(), out_int32, right, side,
-                                     sorter.value_or(at::Tensor()));
+  const auto dtype = out_int32 ? at::kInt : at::kLong;
+  at::native::searchsorted_pre_check(sorted_sequence, self, self.new_empty({0}, dtype), out_int32, right,
+                                     side, sorter.value_or(at::Tensor()));
   return right || (side.has_value() && *side == "right");
 }
 
