@@ -246,3 +246,18 @@ def test_creation(dtype):
     compare(torch.Tensor.fill_diagonal_, x, 3)
     with pytest.raises(RuntimeError, match="bound inconsistent"):
         torch.arange(1, 0, device="npu")
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_padding_with_own_values(mode, dtype):
+    def gradient(x, pad):
+        x = x.detach().requires_grad_()
+        F.pad(x, pad, mode).square().sum().backward()
+        return x.grad
+
+    for shape, pad in (((2, 3, 7), (2, 1)), ((2, 3, 7, 5), (1, 2, 3, 0)), ((1, 2, 4, 5, 6), (1, 2, 0, 1, 2, 1))):
+        compare(F.pad, sample(shape, dtype), pad, mode)
+        compare(gradient, sample(shape, dtype), pad)
+        compare(F.pad, sample(shape[1:], dtype), pad, mode)
+    compare(F.pad, sample((2, 3, 4), dtype), (9, 9), "reflect", what="more than the tensor has")
