@@ -94,6 +94,11 @@ class Kernel:
         return f"at::_ops::{self.function.func.name.unambiguous_name()}"
 
     @property
+    def is_foreach(self) -> bool:
+        """Whether the overload works through lists of tensors."""
+        return self.schema_name.startswith("_foreach_")
+
+    @property
     def device_checked(self) -> list[str]:
         """Tensor arguments that must share a device; none for operators that check themselves (TensorIterator)."""
         if self.function.device_check == DeviceCheckType.NoCheck:
@@ -272,6 +277,8 @@ def declare_output(out: dict[str, str], kernel: Kernel) -> str:
     """
     name, like, dtype = out.get("name", "out"), out["like"], output_dtype(out)
     arguments = f"{out['sizes']}, {dtype}, {like}" if "sizes" in out else f"{like}, {dtype}"
+    if "format" in out:
+        arguments += f", {out['format']}"
     if kernel.kind == "out":
         return f"resize_output{'' if 'sizes' in out else '_like'}({name}, {arguments})"
     if kernel.kind == "inplace":
@@ -287,6 +294,36 @@ def given_dtypes(row: Row, kernel: Kernel) -> list[str]:
     if kernel.kind == "inplace":
         written = {"self": dtype for dtype in written.values()}  # noqa: B035, there is at most one
     return [f"{n}.scalar_type() == ({dtype})" for n, dtype in written.items() if dtype != f"{n}.scalar_type()"]
+
+
+@dataclass(frozen=True)
+class ListCall:
+    """A call of a list operator, over slices of its lists."""
+
+    call: Call
+    lists: tuple[str, ...]  # names of the tensor lists, `out` not among them
+    scalars: tuple[str, ...]  # names of the numbers and lists of numbers
+    count: int  # tensor lists in all
+
+    def __str__(self) -> str:
+        sliced = [a + ".slice(start, count)" if self._is_list(a, p) else a for a, p in self._pairs()]
+        return f"aclnn_{self.call.op.name}({', '.join(sliced)})"
+
+    def _pairs(self) -> Iterator[tuple[str, Param]]:
+        return zip(self.call.arguments, self.call.op.params, strict=True)
+
+    @staticmethod
+    def _is_list(argument: str, param: Param) -> bool:
+        return param.kind.endswith("[]") and re.fullmatch(r"\w+", argument) is not None
+
+
+def list_call(call: Call, kernel: Kernel) -> ListCall:
+    """How the kernel of a `_foreach_` overload calls its operator."""
+    bindings = kernel.arguments
+    lists = tuple(b.name for b in bindings if b.type == "at::TensorList")
+    scalars = tuple(b.name for b in bindings if "Scalar" in b.type)
+    count = sum(p.kind in ("Tensor[]", "Tensor![]") for p in call.op.params)
+    return ListCall(call, lists, scalars, count)
 
 
 def result(kernel: Kernel) -> str:
@@ -312,7 +349,7 @@ def outputs(env: jinja2.Environment) -> Iterator[tuple[str, str]]:
     """(path below OUT, text) of the adapter's generated files."""
     env.filters["torch_mask"] = torch_mask
     env.globals |= {"call_outputs": call_outputs, "result": result}
-    env.globals |= {"declare_output": declare_output, "given_dtypes": given_dtypes}
+    env.globals |= {"declare_output": declare_output, "given_dtypes": given_dtypes, "list_call": list_call}
     template = env.get_template("adapter.cpp.jinja")
     for family, members in rows():
         used = {c.op.name: c.op for r in members for c in r.calls}

@@ -33,4 +33,19 @@ inline std::optional<std::string_view> rounding_mode(int mode) {
   return mode == 1 ? "trunc" : "floor";
 }
 
+/// CANN's 0 for an argument that is not given.
+inline std::optional<int64_t> none_if_zero(int64_t value) {
+  return value == 0 ? std::nullopt : std::optional(value);
+}
+
+/// A scale of an interpolation; 0 or less means that sizes decide.
+inline std::optional<double> scale_factor(double scale) {
+  return scale > 0 ? std::optional(scale) : std::nullopt;
+}
+
+/// For operators that ATen's CPU kernels have in float32 and float64 only.
+inline at::Tensor widened(const at::Tensor& tensor) {
+  return at::isReducedFloatingType(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
+}
+
 }  // namespace cann_host

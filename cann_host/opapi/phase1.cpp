@@ -157,4 +157,80 @@ void Phase1::matmul(const aclTensor* out, const aclTensor* a, const aclTensor* b
                                     " into " + shape_text(out->sizes));
 }
 
+void Phase1::reduced(const aclTensor* out, std::initializer_list<const aclTensor*> inputs,
+                     int64_t reduction) {
+  if (failed()) return;
+  if (reduction < 0 || reduction > 2) {
+    fail(ACLNN_ERR_PARAM_INVALID,
+         "reduction is " + std::to_string(reduction) + "; it must be 0 (none), 1 (mean) or 2 (sum)");
+  } else if (reduction == 0) {
+    broadcast(out, inputs);
+  } else if (out->numel() != 1) {
+    fail(ACLNN_ERR_PARAM_INVALID,
+         "a reduced loss is one number, the output has shape " + shape_text(out->sizes));
+  }
+}
+
+void Phase1::convolution(const aclTensor* input, const aclTensor* weight, const aclTensor* bias,
+                         const aclIntArray* stride, const aclIntArray* padding, const aclIntArray* dilation,
+                         bool transposed, const aclIntArray* output_padding, int64_t groups,
+                         const aclTensor* output) {
+  if (failed()) return;
+  const auto refuse = [&](const std::string& reason) {
+    fail(ACLNN_ERR_PARAM_INVALID, "input " + shape_text(input->sizes) + ", weight " +
+                                      shape_text(weight->sizes) + ", output " + shape_text(output->sizes) +
+                                      ": " + reason);
+  };
+  const size_t rank = input->sizes.size();
+  if (rank < 3 || rank > 5 || weight->sizes.size() != rank || output->sizes.size() != rank) {
+    return refuse("all must have the same number of dimensions, 3 to 5");
+  }
+  const size_t spatial = rank - 2;
+  // One number stands for all spatial dimensions.
+  const auto at = [](const aclIntArray* values, size_t i) {
+    return values->values[values->values.size() == 1 ? 0 : i];
+  };
+  for (const auto* values : {stride, padding, dilation, output_padding}) {
+    if (values->values.size() != 1 && values->values.size() != spatial) {
+      return refuse("stride, padding, dilation and outputPadding need 1 or " + std::to_string(spatial) +
+                    " numbers");
+    }
+  }
+  if (groups < 1) return refuse("groups is " + std::to_string(groups) + "; it must be positive");
+  const int64_t in_channels = transposed ? weight->sizes[0] : weight->sizes[1] * groups;
+  const int64_t out_channels = transposed ? weight->sizes[1] * groups : weight->sizes[0];
+  if (input->sizes[1] != in_channels || output->sizes[1] != out_channels ||
+      output->sizes[0] != input->sizes[0]) {
+    return refuse("batch sizes and channels do not match for " + std::to_string(groups) + " group(s)");
+  }
+  if (bias != nullptr && bias->numel() != out_channels) {
+    return refuse("the bias has shape " + shape_text(bias->sizes) + ", not one number an output channel");
+  }
+  for (size_t i = 0; i < spatial; ++i) {
+    if (at(stride, i) < 1 || at(dilation, i) < 1) return refuse("stride and dilation must be positive");
+    const int64_t reach = at(dilation, i) * (weight->sizes[i + 2] - 1);
+    const int64_t in = input->sizes[i + 2];
+    const int64_t expected =
+        transposed ? (in - 1) * at(stride, i) - 2 * at(padding, i) + reach + at(output_padding, i) + 1
+                   : (in + 2 * at(padding, i) - reach - 1) / at(stride, i) + 1;
+    if (output->sizes[i + 2] != expected) {
+      return refuse("spatial dimension " + std::to_string(i) + " of the output must be " +
+                    std::to_string(expected));
+    }
+  }
+}
+
+void Phase1::lists(const aclTensorList* out, std::initializer_list<const aclTensorList*> inputs) {
+  if (failed()) return;
+  for (const auto* input : inputs) {
+    if (input->values.size() != out->values.size()) {
+      return fail(ACLNN_ERR_PARAM_INVALID, "an input list has " + std::to_string(input->values.size()) +
+                                               " tensors, the output list " +
+                                               std::to_string(out->values.size()));
+    }
+    for (size_t i = 0; i < input->values.size(); ++i)
+      same_shape(out->values[i].get(), {input->values[i].get()});
+  }
+}
+
 }  // namespace cann_host

@@ -36,6 +36,17 @@ class Phase1 {
   void rank(const char* name, const aclTensor* tensor, size_t rank);
   /// [.., n, k] x [.., k, m] -> [.., n, m]
   void matmul(const aclTensor* out, const aclTensor* a, const aclTensor* b);
+  /// out holds a loss over the broadcast of the inputs: that shape for reduction 0 (none), one number for 1
+  /// (mean) and 2 (sum).
+  void reduced(const aclTensor* out, std::initializer_list<const aclTensor*> inputs, int64_t reduction);
+  /// The shapes of a convolution: [N, C, spatial…] by [out, C / groups, kernel…] (the first two swapped where
+  /// transposed); bias may be null.
+  void convolution(const aclTensor* input, const aclTensor* weight, const aclTensor* bias,
+                   const aclIntArray* stride, const aclIntArray* padding, const aclIntArray* dilation,
+                   bool transposed, const aclIntArray* output_padding, int64_t groups,
+                   const aclTensor* output);
+  /// All lists have as many tensors as out, with the same shapes.
+  void lists(const aclTensorList* out, std::initializer_list<const aclTensorList*> inputs);
   /// Anything else: a condition with the reason in words.
   void require(bool condition, const char* reason);
 

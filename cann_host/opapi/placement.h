@@ -4,13 +4,17 @@
 //
 // A temporary of the same size may take that place instead. That is harmless: nothing reads an output before
 // the operator wrote it, and a result that landed elsewhere is copied by assign(). An output that shares
-// memory with an input (an operator in place) is read, and therefore not offered.
+// memory with an input (an operator in place) is read, and therefore not offered. Only memory that becomes a
+// tensor is placed; raw allocations (oneDNN's buffers) are freed by address and come from the heap.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <initializer_list>
 #include <optional>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace cann_host {
@@ -45,5 +49,24 @@ void assign(const at::Tensor& out, const at::Tensor& result);
 
 /// Outputs that were not asked for (nullopt) are dropped.
 void assign(const std::optional<at::Tensor>& out, const at::Tensor& result);
+
+namespace detail {
+/// Puts each result into its output, where one result may lie in the memory of another output.
+void assign_all(at::ArrayRef<at::Tensor> outs, at::ArrayRef<at::Tensor> results);
+
+inline at::Tensor wanted(const at::Tensor& out) { return out; }
+inline at::Tensor wanted(const std::optional<at::Tensor>& out) { return out.value_or(at::Tensor()); }
+}  // namespace detail
+
+/// Several outputs of one function: `assign(std::tie(out, indices), at::f(…))`. Outputs that were not asked
+/// for and results that the function left undefined are dropped.
+template <class... Outs, class... Results>
+void assign(const std::tuple<Outs&...>& outs, const std::tuple<Results...>& results) {
+  static_assert(sizeof...(Outs) == sizeof...(Results));
+  const auto as_array = [](const auto&... tensors) {
+    return std::array<at::Tensor, sizeof...(tensors)>{detail::wanted(tensors)...};
+  };
+  detail::assign_all(std::apply(as_array, outs), std::apply(as_array, results));
+}
 
 }  // namespace cann_host

@@ -225,6 +225,7 @@ bool returns_view(const c10::FunctionSchema& schema) {
 }  // namespace
 
 void register_fallbacks() {
+  install_cpu_allocator();
   static std::deque<c10::RegistrationHandleRAII> registrations;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {

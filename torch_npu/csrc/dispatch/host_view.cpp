@@ -79,18 +79,14 @@ class PoolingCpuAllocator final : public c10::Allocator {
       nullptr;  // one allocator a process; raw deleters have no other context
 };
 
-void install_cpu_allocator() {
-  // Above torch's own (0) and that of cann_host's operators (100).
-  constexpr uint8_t kPriority = 200;
-  static PoolingCpuAllocator* allocator = [] {
-    auto* pooling = new PoolingCpuAllocator(c10::GetCPUAllocator());
-    c10::SetCPUAllocator(pooling, kPriority);
-    return pooling;
-  }();
-  (void)allocator;
-}
-
 }  // namespace
+
+void install_cpu_allocator() {
+  // Above torch's own (0), below that of cann_host's operators (100).
+  constexpr uint8_t kPriority = 50;
+  static auto* allocator = new PoolingCpuAllocator(c10::GetCPUAllocator());
+  c10::SetCPUAllocator(allocator, kPriority);
+}
 
 bool device_memory_is_host_accessible() {
   static const bool accessible = [] {
@@ -100,10 +96,7 @@ bool device_memory_is_host_accessible() {
   return accessible;
 }
 
-HostAllocationsFromPool::HostAllocationsFromPool() {
-  install_cpu_allocator();
-  ++t_pooled_allocations;
-}
+HostAllocationsFromPool::HostAllocationsFromPool() { ++t_pooled_allocations; }
 HostAllocationsFromPool::~HostAllocationsFromPool() { --t_pooled_allocations; }
 
 at::Tensor host_view(const at::Tensor& npu) {

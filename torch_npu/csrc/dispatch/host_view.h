@@ -47,6 +47,10 @@ class HostCall {
   size_t copied_bytes_ = 0;
 };
 
+/// Puts the allocator behind HostAllocationsFromPool in front of torch's, once and before a CANN is loaded:
+/// cann_host's own tells allocations apart by who asks and therefore must be asked first.
+void install_cpu_allocator();
+
 /// While it lives, memory that ATen allocates on the CPU in this thread comes from the npu pool, so that
 /// results can be taken over without a copy.
 class HostAllocationsFromPool {

@@ -1,5 +1,6 @@
 #include "torch_npu/csrc/dispatch/outputs.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
 
@@ -18,14 +19,15 @@ at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::
              : at::detail::empty_strided_generic(sizes, strides, allocator, keys, dtype);
 }
 
-at::Tensor new_output(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like) {
-  return new_tensor(sizes, {}, at::TensorOptions().device(like.device()).dtype(dtype));
+at::Tensor new_output(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like,
+                      at::MemoryFormat format) {
+  return new_tensor(sizes, {}, at::TensorOptions().device(like.device()).dtype(dtype).memory_format(format));
 }
 
 at::Tensor new_output_like(const at::Tensor& like, at::ScalarType dtype) {
   const auto options = at::TensorOptions().device(like.device()).dtype(dtype);
-  const bool dense = like.is_non_overlapping_and_dense();
-  return new_tensor(like.sizes(), dense ? like.strides() : at::IntArrayRef(), options);
+  if (like.is_non_overlapping_and_dense()) return new_tensor(like.sizes(), like.strides(), options);
+  return new_tensor(like.sizes(), at::infer_dense_strides(like.sizes(), like.strides()), options);
 }
 
 at::Tensor new_plain_output(const at::Tensor& like, at::ScalarType dtype) {
@@ -47,9 +49,9 @@ void resize_given(const at::Tensor& out, at::IntArrayRef sizes, at::IntArrayRef 
   }
 }
 
-void resize_output(const at::Tensor& out, at::IntArrayRef sizes, at::ScalarType dtype,
-                   const at::Tensor& like) {
-  resize_given(out, sizes, {}, at::TensorOptions().device(like.device()).dtype(dtype));
+void resize_output(const at::Tensor& out, at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like,
+                   at::MemoryFormat format) {
+  resize_given(out, sizes, {}, at::TensorOptions().device(like.device()).dtype(dtype).memory_format(format));
 }
 
 void resize_output_like(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype) {

@@ -14,10 +14,11 @@ namespace torch_npu {
 /// A new npu tensor; strides empty means contiguous. The device is that of `options`.
 at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options);
 
-/// A new contiguous npu tensor on the device of `like`.
-at::Tensor new_output(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like);
+/// A new dense npu tensor on the device of `like`.
+at::Tensor new_output(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like,
+                      at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
-/// As `like` in sizes and, where it is dense, in strides (PyTorch's preserve_format).
+/// As `like` in sizes and in the order of its strides (PyTorch's preserve_format).
 at::Tensor new_output_like(const at::Tensor& like, at::ScalarType dtype);
 
 /// Contiguous, as `like` but for the dtype.
@@ -28,8 +29,8 @@ void resize_given(const at::Tensor& out, at::IntArrayRef sizes, at::IntArrayRef 
                   const at::TensorOptions& options);
 
 /// The out= forms of new_output and new_output_like.
-void resize_output(const at::Tensor& out, at::IntArrayRef sizes, at::ScalarType dtype,
-                   const at::Tensor& like);
+void resize_output(const at::Tensor& out, at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like,
+                   at::MemoryFormat format = at::MemoryFormat::Contiguous);
 void resize_output_like(const at::Tensor& out, const at::Tensor& like, at::ScalarType dtype);
 
 /// Raises if an in-place result would not fit into self.

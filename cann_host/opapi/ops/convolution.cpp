@@ -1,0 +1,27 @@
+#include "opapi/host_functions.h"
+
+namespace cann_host::host {
+
+void Convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                 at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                 at::IntArrayRef outputPadding, int64_t groups, at::Tensor& output, int8_t) {
+  const Placement placement({output});
+  assign(output,
+         at::convolution(input, weight, bias, stride, padding, dilation, transposed, outputPadding, groups));
+}
+
+void ConvolutionBackward(const at::Tensor& gradOutput, const at::Tensor& input, const at::Tensor& weight,
+                         at::OptionalIntArrayRef biasSizes, at::IntArrayRef stride, at::IntArrayRef padding,
+                         at::IntArrayRef dilation, bool transposed, at::IntArrayRef outputPadding,
+                         int64_t groups, const std::vector<bool>& outputMask, int8_t,
+                         const std::optional<at::Tensor>& gradInput,
+                         const std::optional<at::Tensor>& gradWeight,
+                         const std::optional<at::Tensor>& gradBias) {
+  const Placement placement(
+      {detail::wanted(gradInput), detail::wanted(gradWeight), detail::wanted(gradBias)});
+  assign(std::tie(gradInput, gradWeight, gradBias),
+         at::convolution_backward(gradOutput, input, weight, biasSizes, stride, padding, dilation, transposed,
+                                  outputPadding, groups, {outputMask[0], outputMask[1], outputMask[2]}));
+}
+
+}  // namespace cann_host::host

@@ -1,0 +1,46 @@
+#include "torch_npu/csrc/ops/nn_sizes.h"
+
+#include <ATen/native/Pool.h>
+
+#include "torch_npu/csrc/dispatch/outputs.h"
+
+namespace torch_npu {
+
+at::DimVector pad_sizes(const at::Tensor& self, at::IntArrayRef padding) {
+  at::DimVector sizes(self.sizes());
+  TORCH_CHECK(padding.size() % 2 == 0 && padding.size() / 2 <= sizes.size(), "padding has ", padding.size(),
+              " numbers; a tensor of ", self.dim(), " dimensions takes an even number of at most ",
+              2 * self.dim());
+  for (size_t i = 0; i < padding.size() / 2; ++i) {
+    sizes[sizes.size() - 1 - i] += padding[2 * i] + padding[2 * i + 1];
+  }
+  return sizes;
+}
+
+at::DimVector max_pool3d_sizes(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                               at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  const auto at = [](at::IntArrayRef values, size_t i) { return values[values.size() == 1 ? 0 : i]; };
+  for (const auto& [name, values] : {std::pair("kernel_size", kernel_size), std::pair("stride", stride),
+                                     std::pair("padding", padding), std::pair("dilation", dilation)}) {
+    TORCH_CHECK(values.size() == 1 || values.size() == 3, "max_pool3d: ", name,
+                " must either be a single int, or a tuple of three ints");
+  }
+  TORCH_CHECK(self.dim() == 4 || self.dim() == 5, "max_pool3d: Expected 4D or 5D tensor for input, got ",
+              self.sizes());
+  at::DimVector sizes(self.sizes());
+  for (size_t i = 0; i < 3; ++i) {
+    int64_t& size = sizes[sizes.size() - 3 + i];
+    size = at::native::pooling_output_shape<int64_t>(size, at(kernel_size, i), at(padding, i), at(stride, i),
+                                                     at(dilation, i), ceil_mode);
+  }
+  return sizes;
+}
+
+std::vector<at::Tensor> new_outputs_like(at::TensorList tensors) {
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(tensors.size());
+  for (const auto& tensor : tensors) outputs.push_back(new_output_like(tensor, tensor.scalar_type()));
+  return outputs;
+}
+
+}  // namespace torch_npu
