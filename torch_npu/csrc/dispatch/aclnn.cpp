@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <mutex>
+#include <vector>
 
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/dispatch/launch_log.h"
@@ -110,13 +111,42 @@ aclScalarList* create_scalar_list(at::ArrayRef<at::Scalar> scalars) {
   return cann::api().aclCreateScalarList(handles.data(), handles.size());
 }
 
+namespace {
+
+std::mutex g_resolved_mutex;
+
+/// Every operator that was looked up and found.
+std::vector<AclnnBase*>& resolved() {
+  static auto* operators = new std::vector<AclnnBase*>;
+  return *operators;
+}
+
+}  // namespace
+
 bool AclnnBase::resolve() {
-  // Racing threads find the same addresses; the state is published last.
+  const std::lock_guard lock(g_resolved_mutex);
+  if (const int8_t state = state_.load(std::memory_order_relaxed); state != 0) return state > 0;
   phase1_ = cann::find_aclnn((std::string(name_) + "GetWorkspaceSize").c_str());
   phase2_ = reinterpret_cast<Phase2>(cann::find_aclnn(name_));
   const bool there = phase1_ != nullptr && phase2_ != nullptr;
+  if (there) resolved().push_back(this);
   state_.store(there ? 1 : -1, std::memory_order_release);
   return there;
+}
+
+std::map<std::string, int64_t> AclnnBase::calls() {
+  std::map<std::string, int64_t> result;
+  const std::lock_guard lock(g_resolved_mutex);
+  for (const AclnnBase* op : resolved()) {
+    // Several kernels may call the same operator, each through an object of its own.
+    if (const int64_t calls = op->calls_.load(std::memory_order_relaxed); calls > 0) result[op->name_] += calls;
+  }
+  return result;
+}
+
+void AclnnBase::clear_calls() {
+  const std::lock_guard lock(g_resolved_mutex);
+  for (AclnnBase* op : resolved()) op->calls_.store(0, std::memory_order_relaxed);
 }
 
 void AclnnBase::refused(aclError code) const {
@@ -128,7 +158,8 @@ void AclnnBase::refused(aclError code) const {
   cann::raise_error(code, name_);
 }
 
-void AclnnBase::launch(uint64_t workspace_size, aclOpExecutor* executor) const {
+void AclnnBase::launch(uint64_t workspace_size, aclOpExecutor* executor) {
+  calls_.fetch_add(1, std::memory_order_relaxed);
   const auto device = device::current_device();
   const aclrtStream stream = device::current_stream_handle(device);
   note_launch(name_, stream);

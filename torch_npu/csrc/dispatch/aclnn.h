@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -159,16 +160,21 @@ class AclnnBase {
   }
   const char* name() const { return name_; }
 
+  /// Calls of each operator since the start or the last clear_calls(), without those never called.
+  static std::map<std::string, int64_t> calls();
+  static void clear_calls();
+
  protected:
   using Phase2 = aclError (*)(void*, uint64_t, aclOpExecutor*, aclrtStream);
 
   bool resolve();
   /// Raises with CANN's message for what phase 1 refused.
   [[noreturn]] void refused(aclError code) const;
-  void launch(uint64_t workspace_size, aclOpExecutor* executor) const;
+  void launch(uint64_t workspace_size, aclOpExecutor* executor);
 
   const char* name_;
   std::atomic<int8_t> state_{0};  // 0 not looked up, 1 there, -1 missing
+  std::atomic<int64_t> calls_{0};
   void* phase1_ = nullptr;
   Phase2 phase2_ = nullptr;
 };

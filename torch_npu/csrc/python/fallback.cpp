@@ -1,6 +1,7 @@
-// The fallback ledger for Python.
+// What ran natively and what fell back to the CPU, for Python.
 #include "torch_npu/csrc/dispatch/fallback.h"
 
+#include "torch_npu/csrc/dispatch/aclnn.h"
 #include "torch_npu/csrc/dispatch/ledger.h"
 #include "torch_npu/csrc/python/bindings.h"
 
@@ -23,6 +24,8 @@ void bind_fallback(py::module_& m) {
   m.def("_fallback_policy", [] { return FallbackLedger::get().policy(); });
   m.def("_set_fallback_policy",
         [](FallbackPolicy policy) { return FallbackLedger::get().set_policy(policy); });
+  m.def("_native_calls", &AclnnBase::calls);
+  m.def("_native_calls_clear", &AclnnBase::clear_calls);
 
   register_fallbacks();
 }
