@@ -92,8 +92,9 @@ class _PolicyScope:
 def fallback_policy(policy: Policy | None = None) -> _PolicyScope | Policy:
     """Says what happens when an operator has no native kernel on device npu.
 
-    ``"allow"`` (default) runs it on the CPU, ``"warn"`` does so with one warning for each operator and dtype, ``"error"``
-    raises NotImplementedError that names operator, dtype and Python line. Every case is in :func:`fallback_report`.
+    ``"allow"`` (default) runs it on the CPU, ``"warn"`` does so with one warning for each operator and dtype, and
+    ``"error"`` raises NotImplementedError that names operator, dtype and Python line. Every case is in
+    :func:`fallback_report`.
 
     A plain call is in force from then on, in all threads; ``with torch_npu.fallback_policy("error"):`` until the end of
     the block. Without an argument it returns the policy in force.

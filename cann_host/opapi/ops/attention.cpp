@@ -75,8 +75,7 @@ bool flash_takes(const Attention& a) {
   for (const auto* t : {&a.query, &a.key, &a.value}) {
     if (t->stride(-1) != 1 || t->numel() == 0) return false;
   }
-  return a.keep == 1 && a.query.size(3) == a.value.size(3) &&
-         a.value.size(1) == a.key.size(1);
+  return a.keep == 1 && a.query.size(3) == a.value.size(3) && a.value.size(1) == a.key.size(1);
 }
 
 /// A bias as the flash kernel wants it: two or four dimensions.

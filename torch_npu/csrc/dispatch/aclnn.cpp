@@ -139,7 +139,8 @@ std::map<std::string, int64_t> AclnnBase::calls() {
   const std::lock_guard lock(g_resolved_mutex);
   for (const AclnnBase* op : resolved()) {
     // Several kernels may call the same operator, each through an object of its own.
-    if (const int64_t calls = op->calls_.load(std::memory_order_relaxed); calls > 0) result[op->name_] += calls;
+    if (const int64_t calls = op->calls_.load(std::memory_order_relaxed); calls > 0)
+      result[op->name_] += calls;
   }
   return result;
 }

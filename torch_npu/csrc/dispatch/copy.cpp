@@ -34,8 +34,7 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from, bool non_blocking)
   cann::api().aclrtMemcpyAsync.checked(to.data_ptr(), to.nbytes(), from.const_data_ptr(), from.nbytes(), kind,
                                        stream);
   const at::Tensor& host = to.is_privateuseone() ? from : to;
-  const bool may_return_early =
-      kind == ACL_MEMCPY_DEVICE_TO_DEVICE || (non_blocking && host.is_pinned());
+  const bool may_return_early = kind == ACL_MEMCPY_DEVICE_TO_DEVICE || (non_blocking && host.is_pinned());
   if (!may_return_early) cann::api().aclrtSynchronizeStream.checked(stream);
 }
 

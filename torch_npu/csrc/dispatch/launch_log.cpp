@@ -38,7 +38,8 @@ class LaunchLog {
     const size_t count = std::min(next_, launches_.size());
     for (size_t back = 1; back <= count; ++back) {
       const Launch& launch = launches_[(next_ - back) % launches_.size()];
-      if (launch.line->empty() || message.find(std::string(launch.op) + "(") == std::string_view::npos) continue;
+      if (launch.line->empty() || message.find(std::string(launch.op) + "(") == std::string_view::npos)
+        continue;
       if (std::find(lines.begin(), lines.end(), launch.line) == lines.end()) lines.push_back(launch.line);
     }
     return lines;

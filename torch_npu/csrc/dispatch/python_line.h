@@ -5,8 +5,9 @@
 
 namespace torch_npu {
 
-/// "train.py:12 in forward": the innermost frame outside torch. Empty where no Python runs (autograd's threads, C++
-/// programs). The text lives as long as the process, so that a launch can be remembered by its address.
+/// "train.py:12 in forward": the innermost frame outside torch. Empty where no Python runs (autograd's
+/// threads, C++ programs). The text lives as long as the process, so that a launch can be remembered by its
+/// address.
 const std::string& python_line();
 
 /// Called once by the bindings.

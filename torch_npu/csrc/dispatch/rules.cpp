@@ -9,10 +9,14 @@ namespace torch_npu {
 at::Scalar host_scalar(const at::Tensor& tensor) {
   // Python's own types, without a detour over the dispatcher.
   switch (tensor.scalar_type()) {
-    case at::kDouble: return *tensor.const_data_ptr<double>();
-    case at::kLong: return *tensor.const_data_ptr<int64_t>();
-    case at::kBool: return *tensor.const_data_ptr<bool>();
-    default: return tensor.item();
+    case at::kDouble:
+      return *tensor.const_data_ptr<double>();
+    case at::kLong:
+      return *tensor.const_data_ptr<int64_t>();
+    case at::kBool:
+      return *tensor.const_data_ptr<bool>();
+    default:
+      return tensor.item();
   }
 }
 

@@ -64,8 +64,9 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_storage(self, nothing.storage(), 0, {0}, {});
 }
 
-/// Whether `self.data = from` is possible. PyTorch's own answer knows CPU and CUDA alone, for which module.to()
-/// keeps the Parameter objects that optimizers and tied weights hold; with a "no" it would replace them.
+/// Whether `self.data = from` is possible. PyTorch's own answer knows CPU and CUDA alone, for which
+/// module.to() keeps the Parameter objects that optimizers and tied weights hold; with a "no" it would
+/// replace them.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
   const auto is_dense = [](const at::Tensor& tensor) {
     return tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&

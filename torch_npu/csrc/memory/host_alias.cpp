@@ -14,8 +14,9 @@ using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 
 /// Blocks that CPU kernels allocated and that no npu tensor has adopted yet, by address.
 ///
-/// c10 lets kernels keep an allocation without its DataPtr (Allocator::raw_allocate, used by oneDNN), which is possible
-/// only if the DataPtr's context is the address itself. Hence this detour from the address to the block.
+/// c10 lets kernels keep an allocation without its DataPtr (Allocator::raw_allocate, used by oneDNN), which
+/// is possible only if the DataPtr's context is the address itself. Hence this detour from the address to the
+/// block.
 class HostOwnedBlocks {
  public:
   void add(Block* block) {
@@ -46,9 +47,9 @@ HostOwnedBlocks& host_owned() {
   return *blocks;
 }
 
-/// Deleters of CPU DataPtrs over an npu block. The context is the block where the bytes are borrowed from an npu tensor
-/// or were taken over from one; it is the address where a CPU kernel allocated them.
-/// Changing the first into the second moves the ownership.
+/// Deleters of CPU DataPtrs over an npu block. The context is the block where the bytes are borrowed from an
+/// npu tensor or were taken over from one; it is the address where a CPU kernel allocated them. Changing the
+/// first into the second moves the ownership.
 void release_borrowed(void*) {}
 void release_owned(void* block) { caching_allocator().free_block(static_cast<Block*>(block)); }
 void release_address(void* ptr) { free_for_host(ptr); }

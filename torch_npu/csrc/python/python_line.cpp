@@ -20,8 +20,9 @@ struct Line {
   bool is_library = false;
 };
 
-/// Texts by code object and line. Entries stay: there are as many as lines of the program that launched something, and
-/// others keep their addresses. The code object is kept alive, since its address is the key. Needs the GIL.
+/// Texts by code object and line. Entries stay: there are as many as lines of the program that launched
+/// something, and others keep their addresses. The code object is kept alive, since its address is the key.
+/// Needs the GIL.
 const Line& line_of(PyFrameObject* frame) {
   static auto* lines = new ska::flat_hash_map<uint64_t, std::unique_ptr<Line>>;
   auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
@@ -31,7 +32,8 @@ const Line& line_of(PyFrameObject* frame) {
   if (line == nullptr) {
     const auto file = py::cast<std::string>(code.attr("co_filename"));
     const auto function = py::cast<std::string>(code.attr("co_name"));
-    line = std::make_unique<Line>(Line{file + ":" + std::to_string(number) + " in " + function, is_library_file(file)});
+    line = std::make_unique<Line>(
+        Line{file + ":" + std::to_string(number) + " in " + function, is_library_file(file)});
     code.release();
   }
   return *line;
