@@ -5,6 +5,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "torch_npu/csrc/cann/cann.h"
+#include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/dispatch/layouts.h"
 #include "torch_npu/csrc/memory/caching_allocator.h"
 #include "torch_npu/csrc/memory/host_alias.h"
@@ -126,6 +127,8 @@ void HostCall::write_back() {
       npu_storage->set_data_ptr_noswap(take_over(std::move(host)));
       npu_storage->set_nbytes(bytes);
     }
+    if (npu_impl->is_conj() != view_impl->is_conj()) npu_impl->_set_conj(view_impl->is_conj());
+    if (npu_impl->is_neg() != view_impl->is_neg()) npu_impl->_set_neg(view_impl->is_neg());
     if (npu_impl->sizes() != view_impl->sizes() || npu_impl->strides() != view_impl->strides() ||
         npu_impl->storage_offset() != view_impl->storage_offset()) {
       npu_impl->set_sizes_and_strides(view_impl->sizes(), view_impl->strides(), view_impl->storage_offset());
@@ -137,6 +140,9 @@ void HostCall::write_back() {
 }
 
 c10::DataPtr HostCall::take_over(c10::intrusive_ptr<c10::StorageImpl> host) {
+  if (host->data() == nullptr) {  // no bytes, or a tensor of zeros without memory
+    return {nullptr, c10::Device(c10::DeviceType::PrivateUse1, device::current_device())};
+  }
   if (memory::block_of_host(host->data_ptr()) != nullptr) return memory::adopt_host_storage(std::move(host));
   auto& allocator = memory::caching_allocator();
   const size_t bytes = host->nbytes();
