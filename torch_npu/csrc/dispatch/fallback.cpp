@@ -30,7 +30,7 @@ c10::DispatchKeySet host_keys(c10::DispatchKeySet keys) {
 }
 
 /// Operators that PyTorch lets mix devices: indices and lengths may stay on the CPU.
-constexpr std::array<std::string_view, 9> kMixedDevices = {
+constexpr std::array<std::string_view, 12> kMixedDevices = {
     "aten::index",
     "aten::index_put",
     "aten::index_put_",
@@ -38,6 +38,10 @@ constexpr std::array<std::string_view, 9> kMixedDevices = {
     "aten::_unsafe_index",
     "aten::tensor_split",
     "aten::_pack_padded_sequence",
+    // Nested tensors keep their sizes on the CPU.
+    "aten::_nested_from_padded",
+    "aten::_nested_view_from_buffer",
+    "aten::_nested_view_from_buffer_copy",
     "aten::_copy_from",
     "aten::set_",
 };
