@@ -218,6 +218,15 @@ constexpr LayoutKeys kLayouts[] = {
     {c10::DispatchKey::NestedTensorPrivateUse1, c10::DispatchKey::NestedTensorCPU},
 };
 
+/// Operators whose composite code, meant for all devices, works for PyTorch's own only: it calls their
+/// kernels past the dispatcher, or asks for their names.
+constexpr std::array<std::string_view, 2> kHostComposites = {"aten::conj_physical_", "aten::mode.values"};
+
+bool is_host_composite(const c10::OperatorName& name) {
+  return std::find(kHostComposites.begin(), kHostComposites.end(), c10::toString(name)) !=
+         kHostComposites.end();
+}
+
 /// Dense operators that return views keep PyTorch's own kernels: the view must share the npu storage.
 bool returns_view(const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
@@ -237,8 +246,10 @@ void register_fallbacks() {
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value()) continue;
     for (const auto& [npu, host] : kLayouts) {
-      if (!op->hasKernelForDispatchKey(host) || op->hasKernelForDispatchKey(npu)) continue;
-      if (npu == c10::DispatchKey::PrivateUse1 && returns_view(op->schema())) continue;
+      if (op->hasKernelForDispatchKey(npu)) continue;
+      const bool dense = npu == c10::DispatchKey::PrivateUse1;
+      if (!op->hasKernelForDispatchKey(host) && !(dense && is_host_composite(name))) continue;
+      if (dense && returns_view(op->schema())) continue;
       registrations.push_back(dispatcher.registerImpl(
           name, npu, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>(*op)),
           std::nullopt, nullptr, "torch_npu CPU fallback"));
