@@ -10,14 +10,25 @@ import torch
 import torch.nn.functional as F
 
 import torch_npu
+from opspec.table import aten_rows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+FAMILIES = {
+    "activation", "attention", "conv", "foreach", "loss", "matmul", "norm", "optim", "pad", "pool", "rnn",
+    "softmax", "upsample",
+}  # fmt: skip
+NATIVE = {f"aten::{row.aten.split('.')[0].rstrip('_')}" for row in aten_rows() if row.family in FAMILIES}
+
+
 @pytest.fixture(autouse=True)
-def no_fallback():
-    with torch_npu.fallback_policy("allow"):
-        yield
+def native_kernels_are_used():
+    """What has a row in the op table did not run on the CPU instead."""
+    torch_npu.clear_fallback_report()
+    yield
+    fell_back = {entry.op for entry in torch_npu.fallback_report()}
+    assert not {op for op in fell_back if op.split(".")[0].rstrip("_") in NATIVE}
 
 
 def to_npu(value: Any) -> Any:
@@ -179,7 +190,10 @@ def test_layer_and_group_norm(dtype: torch.dtype, mixed: bool) -> None:
     check(F.layer_norm, rand(3, 4, 9, dtype=dtype), (4, 9), rand(4, 9, dtype=p), None)
     check(F.layer_norm, rand(3, 4, 9, dtype=dtype), (9,), None, None)
     check(F.group_norm, rand(2, 6, 5, 3, dtype=dtype), 3, rand(6, dtype=p), rand(6, dtype=p))
-    check(F.group_norm, last(rand(2, 6, 5, 3, dtype=dtype)), 2, rand(6, dtype=p), rand(6, dtype=p))
+    with torch.no_grad():  # PyTorch makes gradients contiguous on any device but the CPU
+        check(
+            F.group_norm, last(rand(2, 6, 5, 3, dtype=dtype, grad=False)), 2, torch.rand(6).to(p), torch.rand(6).to(p)
+        )
     check(F.group_norm, rand(2, 6, 5, dtype=dtype), 2)
 
 
@@ -236,7 +250,7 @@ def test_convolution(case: tuple[str, tuple[int, ...], tuple[int, ...], dict[str
     x, w, b = rand(*input_size, dtype=dtype), rand(*weight_size, dtype=dtype), rand(channels, dtype=dtype)
     check(f, x, w, b, **options)
     check(f, x, w, None, **options)
-    if len(input_size) >= 4:
+    if len(input_size) == 4:
         check(f, last(x), w, b, **options)
         check(f, last(x), last(w), b, **options)
 
@@ -280,9 +294,26 @@ def test_pool(name: str, dtype: torch.dtype) -> None:
     check(f, x.detach()[0].requires_grad_())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_average_pool_3d(dtype: torch.dtype) -> None:
-    check(lambda x: F.avg_pool3d(x, 2, 1, 1), rand(2, 3, 4, 5, 6, dtype=dtype))
+HALF_ON_NPU_ONLY: dict[str, Callable] = {
+    "avg_pool3d": lambda x: F.avg_pool3d(x.unsqueeze(-1).expand(-1, -1, -1, -1, 3), 2, 1, 1),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear", antialias=True),
+    "bicubic": lambda x: F.interpolate(x, size=(3, 9), mode="bicubic", antialias=True),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", HALF_ON_NPU_ONLY)
+def test_half_precision_that_the_cpu_lacks(name: str, dtype: torch.dtype) -> None:
+    f = HALF_ON_NPU_ONLY[name]
+    x = rand(2, 3, 4, 5, dtype=dtype)
+    wide = x.detach().float().requires_grad_()
+    moved = to_npu(x)
+    expected, out = f(wide), f(moved)
+    torch.testing.assert_close(out.detach().cpu(), expected.detach().to(dtype))
+    seed = torch.randn(expected.shape).to(dtype)
+    out.backward(seed.to("npu"))
+    expected.backward(seed.float())
+    torch.testing.assert_close(moved.grad.cpu(), wide.grad.to(dtype))
 
 
 def test_max_unpool() -> None:
@@ -296,7 +327,6 @@ UPSAMPLES: list[tuple[str, int, dict[str, Any]]] = [
     *[(mode, n, {}) for mode in ("nearest", "nearest-exact") for n in (1, 2, 3)],
     *[(mode, n, {"align_corners": corners}) for corners in (False, True)
       for mode, n in (("linear", 1), ("bilinear", 2), ("bicubic", 2), ("trilinear", 3))],
-    ("bilinear", 2, {"antialias": True}), ("bicubic", 2, {"antialias": True}),
 ]  # fmt: skip
 
 
@@ -367,7 +397,7 @@ def test_attention_composed() -> None:
     bias = rand(5, 5)
     check(F.scaled_dot_product_attention, q, k, v, attn_mask=bias)  # its gradient is wanted, too
     few = rand(2, 2, 5, 8), rand(2, 2, 5, 8)
-    check(F.scaled_dot_product_attention, q, *few, enable_gqa=True, exact=False)
+    check(F.scaled_dot_product_attention, q, *few, enable_gqa=True)
     npu = to_npu((q, k, v))
     dropped = F.scaled_dot_product_attention(*npu, dropout_p=0.5)
     dropped.sum().backward()
@@ -389,7 +419,7 @@ def test_recurrent(kind: str, dtype: torch.dtype) -> None:
     moved = to_npu(x)
     out, state = layer(x)
     npu_out, npu_state = twin(moved)
-    close = {"rtol": 2e-2, "atol": 2e-2} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-5}
+    close = {"rtol": 5e-2, "atol": 5e-2} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-5}
     for n, c in zip(tensors_of([npu_out, npu_state]), tensors_of([out, state]), strict=True):
         torch.testing.assert_close(n.cpu(), c, **close)
     sum(t.float().square().sum() for t in tensors_of([out, state])).backward()
