@@ -174,7 +174,7 @@ def test_indices_may_stay_on_the_cpu():
 def test_results_of_the_cpu_live_in_the_pool():
     before = torch.npu.memory_allocated()
     y = FALLS_BACK(torch.ones(1 << 18, device="npu"))
-    assert torch.npu.memory_allocated() - before == 1 << 20
+    assert 1 << 20 <= torch.npu.memory_allocated() - before <= (1 << 20) + 1024  # the pool rounds up
     del y
     assert torch.npu.memory_allocated() == before
 

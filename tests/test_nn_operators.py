@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from against_cpu import rounding
 
 import torch_npu
 from opspec.table import aten_rows
@@ -55,7 +56,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 def assert_same(npu: Any, cpu: Any, what: str, exact: bool = True) -> None:
     for n, c in zip(tensors_of(npu), tensors_of(cpu), strict=True):
         assert (n.device.type, n.dtype, n.shape) == ("npu", c.dtype, c.shape), what
-        tolerance = {"rtol": 0, "atol": 0} if exact else {}
+        tolerance = rounding(c.dtype) if exact else {}
         torch.testing.assert_close(
             n.detach().cpu(), c.detach(), equal_nan=True, msg=lambda m: f"{what}: {m}", **tolerance
         )
@@ -313,7 +314,8 @@ def test_half_precision_that_the_cpu_lacks(name: str, dtype: torch.dtype) -> Non
     seed = torch.randn(expected.shape).to(dtype)
     out.backward(seed.to("npu"))
     expected.backward(seed.float())
-    torch.testing.assert_close(moved.grad.cpu(), wide.grad.to(dtype))
+    # Sums of several rounded terms where the reference rounds once.
+    torch.testing.assert_close(moved.grad.cpu(), wide.grad.to(dtype), rtol=2e-2, atol=1e-2)
 
 
 def test_max_unpool() -> None:

@@ -179,4 +179,6 @@ atexit.register(_C._synchronize_all)
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return random._default_generators()
+    if name == "_initialized":  # torch.utils.checkpoint asks, to know whether there is random state to bring back
+        return is_initialized()
     raise AttributeError(f"module 'torch.npu' has no attribute {name!r}")

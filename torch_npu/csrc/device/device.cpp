@@ -157,6 +157,7 @@ bool has_context(c10::DeviceIndex index) noexcept {
 void synchronize(c10::DeviceIndex index) {
   if (index < 0) index = current_device();
   if (in_bad_fork()) ensure_initialized();  // raises
+  check_index(index);
   if (!has_context(index)) return;
   activate(index);
   cann::api().aclrtSynchronizeDevice.checked();

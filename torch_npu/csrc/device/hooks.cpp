@@ -31,6 +31,7 @@ struct NPUHooks final : at::PrivateUse1HooksInterface {
     return default_generator(index);
   }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    if (index >= 0) check_index(index);
     return at::make_generator<NPUGeneratorImpl>(index);
   }
 

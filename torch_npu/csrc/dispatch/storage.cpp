@@ -1,6 +1,7 @@
 // Operators that change which storage a tensor has, or how large it is.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <torch/library.h>
 
 #include "torch_npu/csrc/dispatch/device_switch.h"
@@ -21,6 +22,7 @@ void grow_storage(const at::Tensor& self) {
 
 const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes,
                          std::optional<at::MemoryFormat> memory_format) {
+  at::native::check_size_nonnegative(sizes);
   const DeviceSwitch on(self.device().index());
   auto* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != sizes) impl->set_sizes_contiguous(sizes);
