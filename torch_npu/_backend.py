@@ -19,7 +19,7 @@ def register(module: ModuleType) -> None:
         if name.startswith(prefix):
             sys.modules["torch.npu." + name.removeprefix(prefix)] = submodule
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    torch.Tensor.__dlpack_device__ = _with_npu(torch.Tensor.__dlpack_device__)
+    setattr(torch.Tensor, "__dlpack_device__", _with_npu(torch.Tensor.__dlpack_device__))  # noqa: B010
 
 
 def _with_npu(dlpack_device: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
