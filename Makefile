@@ -13,11 +13,11 @@ demo: .venv/.installed-demo
 	$(BIN)/python examples/demo.py
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # Under three minutes: leaves out what is marked slow.
 test-quick: .venv/.installed-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
 
 bench: .venv/.installed-bench
 	$(BIN)/python -m benchmarks eager

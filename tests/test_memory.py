@@ -40,6 +40,13 @@ COUNTERS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def an_empty_cache():
+    """Blocks that earlier tests left in the pool would serve the allocations that are counted here."""
+    gc.collect()
+    torch.npu.empty_cache()
+
+
 def empty(nbytes: int, device: str = "npu") -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.int8, device=device)
 
