@@ -1,26 +1,34 @@
-"""The caching allocator's own tests, in C++ against a driver without a device (tests/cpp/allocator_test.cpp)."""
+"""The allocator's own tests, in C++ against a driver without a device (tests/cpp)."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build"
 
 
-def build() -> Path:
+pytestmark = pytest.mark.xdist_group("cpp")  # one worker, for the build folder has room for one build
+BINARIES = ("allocator_test", "private_pool_test")
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
     cmake = [sys.executable, "-m", "cmake"]
     if not (BUILD / "build.ninja").exists():
         subprocess.run(
             [*cmake, "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"], check=True
         )
-    subprocess.run([*cmake, "--build", BUILD, "--target", "allocator_test", "-j", "2"], check=True)
-    return BUILD / "tests" / "cpp" / "allocator_test"
+    subprocess.run([*cmake, "--build", BUILD, "-j", "2", "--target", *BINARIES], check=True)
+    return BUILD / "tests" / "cpp"
 
 
-def test_allocator() -> None:
-    binary = build()
-    names = subprocess.run([binary], check=True, capture_output=True, text=True).stdout.split()
-    assert len(names) > 10
-    runs = {name: subprocess.run([binary, name], capture_output=True, text=True) for name in names}
-    assert {name: run.stderr for name, run in runs.items() if run.returncode} == {}
+@pytest.mark.parametrize("name", BINARIES)
+def test_cpp(built: Path, name: str) -> None:
+    binary = built / name
+    tests = subprocess.run([binary], check=True, capture_output=True, text=True).stdout.split()
+    assert len(tests) > 10
+    runs = {test: subprocess.run([binary, test], capture_output=True, text=True) for test in tests}
+    assert {test: run.stderr for test, run in runs.items() if run.returncode} == {}

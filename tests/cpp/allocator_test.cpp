@@ -16,232 +16,13 @@
 #include <set>
 #include <thread>
 
+#include "tests/cpp/fake_driver.h"
+#include "tests/cpp/model.h"
 #include "torch_npu/csrc/memory/caching_allocator.h"
 #include "torch_npu/csrc/memory/host_alias.h"
 
 namespace torch_npu::memory {
 namespace {
-
-constexpr size_t kKiB = 1024;
-constexpr size_t kMiB = 1024 * kKiB;
-constexpr size_t kGiB = 1024 * kMiB;
-
-#define EXPECT(condition) TORCH_CHECK(condition, __FILE__, ":", __LINE__)
-
-/// Device memory that is only counted, never touched, unless `real_memory` is set; events that complete on
-/// command.
-class FakeDriver final : public Driver {
- public:
-  size_t capacity = 4 * kGiB;
-  bool real_memory = false;
-  size_t padding = 0;
-  StreamHandle stream = nullptr;
-  std::map<void*, size_t> segments;
-  std::map<void*, size_t> reserved, mapped;  // expandable segments
-  std::atomic<int> live_events{0};
-  std::set<StreamHandle> busy_streams;  // events recorded on them do not complete
-
-  size_t used() const {
-    size_t sum = 0;
-    for (const auto& [ptr, size] : segments) sum += size;
-    for (const auto& [ptr, size] : mapped) sum += size;
-    return sum;
-  }
-
-  c10::DeviceIndex device_count() override { return 2; }
-  c10::DeviceIndex current_device() override { return 0; }
-  StreamHandle current_stream(c10::DeviceIndex) override { return stream; }
-  StreamHandle stream_handle(const c10::Stream& s) override { return reinterpret_cast<void*>(s.id()); }
-
-  void* allocate(c10::DeviceIndex, size_t nbytes) override {
-    if (used() + nbytes > capacity) return nullptr;
-    void* ptr = real_memory ? std::aligned_alloc(2 * kMiB, nbytes) : next_address(nbytes);
-    segments.emplace(ptr, nbytes);
-    return ptr;
-  }
-  void release(c10::DeviceIndex, void* ptr) override {
-    EXPECT(segments.erase(ptr) == 1);
-    if (real_memory) std::free(ptr);
-  }
-  std::pair<size_t, size_t> memory_info(c10::DeviceIndex) override { return {capacity - used(), capacity}; }
-  void copy(void* dest, const void* src, size_t nbytes) override { std::memcpy(dest, src, nbytes); }
-
-  void* reserve_addresses(c10::DeviceIndex, size_t nbytes) override {
-    void* ptr = next_address(nbytes);
-    reserved.emplace(ptr, nbytes);
-    return ptr;
-  }
-  void release_addresses(c10::DeviceIndex, void* ptr) override {
-    EXPECT(mapped.lower_bound(ptr) == mapped.lower_bound(static_cast<char*>(ptr) + reserved.at(ptr)));
-    reserved.erase(ptr);
-  }
-  PhysicalMemory map_memory(c10::DeviceIndex, void* ptr, size_t nbytes) override {
-    const auto& [base, size] = *std::prev(reserved.upper_bound(ptr));
-    EXPECT(static_cast<char*>(ptr) + nbytes <= static_cast<char*>(base) + size);
-    if (used() + nbytes > capacity) return nullptr;
-    EXPECT(mapped.emplace(ptr, nbytes).second);
-    return ptr;
-  }
-  void unmap_memory(c10::DeviceIndex, void* ptr, PhysicalMemory memory) override {
-    EXPECT(memory == ptr && mapped.erase(ptr) == 1);
-  }
-
-  Event record_event(c10::DeviceIndex, StreamHandle s) override {
-    ++live_events;
-    return new StreamHandle(s);
-  }
-  bool event_completed(Event event) override {
-    return !busy_streams.count(*static_cast<StreamHandle*>(event));
-  }
-  void wait_for_event(Event event) override { busy_streams.erase(*static_cast<StreamHandle*>(event)); }
-  void release_event(Event event) override {
-    --live_events;
-    delete static_cast<StreamHandle*>(event);
-  }
-  size_t tail_padding() override { return padding; }
-
- private:
-  void* next_address(size_t nbytes) {
-    const uintptr_t address = next_;
-    next_ += (nbytes + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB);
-    return reinterpret_cast<void*>(address);
-  }
-  uintptr_t next_ = uintptr_t{1} << 44;
-};
-
-FakeDriver& global_driver() {
-  static FakeDriver driver;
-  return driver;
-}
-
-StreamHandle stream(intptr_t i) { return reinterpret_cast<StreamHandle>(i); }
-
-/// The statistics that must hold for a set of live and pending blocks, kept by plain sums.
-class Model {
- public:
-  struct Counter {
-    int64_t current = 0, peak = 0, allocated = 0, freed = 0;
-    void add(int64_t amount) {
-      current += amount;
-      (amount > 0 ? allocated : freed) += std::abs(amount);
-      peak = std::max(peak, current);
-    }
-  };
-  struct Counters {
-    Counter blocks, bytes, active, active_bytes, requested;
-  };
-
-  void allocated(const Block& block, size_t requested) {
-    const auto begin = reinterpret_cast<uintptr_t>(block.ptr);
-    const auto [at, inserted] = extents_.emplace(begin, begin + block.size);
-    EXPECT(inserted);
-    EXPECT(at == extents_.begin() || std::prev(at)->second <= begin);
-    EXPECT(std::next(at) == extents_.end() || std::next(at)->first >= begin + block.size);
-    EXPECT(begin % 512 == 0 && block.size % 512 == 0 && block.size >= requested);
-    for (Counters* c : counters(block)) {
-      c->blocks.add(1);
-      c->bytes.add(block.size);
-      c->active.add(1);
-      c->active_bytes.add(block.size);
-      c->requested.add(requested);
-    }
-  }
-  void freed(const Block& block) {
-    for (Counters* c : counters(block)) {
-      c->blocks.add(-1);
-      c->bytes.add(-static_cast<int64_t>(block.size));
-    }
-  }
-  void reusable(bool is_small, void* ptr, size_t size, size_t requested) {
-    EXPECT(extents_.erase(reinterpret_cast<uintptr_t>(ptr)) == 1);
-    for (Counters* c : {&all_[0], &all_[is_small ? 1 : 2]}) {
-      c->active.add(-1);
-      c->active_bytes.add(-static_cast<int64_t>(size));
-      c->requested.add(-static_cast<int64_t>(requested));
-    }
-  }
-
-  void check(DevicePool& pool, const FakeDriver& driver) const {
-    const auto stats = pool.stats();
-    for (size_t i = 0; i < 3; ++i) {
-      same(stats.allocation[i], all_[i].blocks);
-      same(stats.allocated_bytes[i], all_[i].bytes);
-      same(stats.active[i], all_[i].active);
-      same(stats.active_bytes[i], all_[i].active_bytes);
-      same(stats.requested_bytes[i], all_[i].requested);
-    }
-    EXPECT(stats.segment[0].current == static_cast<int64_t>(pool.snapshot().size()));
-    EXPECT(stats.reserved_bytes[0].current == static_cast<int64_t>(driver.used()));
-    if (driver.reserved.empty()) {
-      EXPECT(stats.segment[0].current == static_cast<int64_t>(driver.segments.size()));
-      EXPECT(stats.num_device_alloc - stats.num_device_free == stats.segment[0].current);
-    }
-    check_snapshot(pool, stats);
-  }
-
- private:
-  static void same(const c10::CachingAllocator::Stat& stat, const Counter& counter) {
-    EXPECT(stat.current == counter.current && stat.peak == counter.peak &&
-           stat.allocated == counter.allocated && stat.freed == counter.freed);
-  }
-
-  /// Segments are tiled by blocks without gap; two free neighbours would not have been joined.
-  static void check_snapshot(DevicePool& pool, const c10::CachingDeviceAllocator::DeviceStats& stats) {
-    int64_t inactive = 0, inactive_bytes = 0, active_bytes = 0;
-    for (const auto& segment : pool.snapshot()) {
-      size_t sum = 0;
-      bool previous_free = false;
-      for (const auto& block : segment.blocks) {
-        sum += block.size;
-        EXPECT(!(previous_free && !block.active));
-        previous_free = !block.active;
-        if (block.active) {
-          active_bytes += block.size;
-        } else if (segment.blocks.size() > 1) {
-          ++inactive;
-          inactive_bytes += block.size;
-        }
-      }
-      EXPECT(sum == segment.total_size);
-    }
-    EXPECT(stats.inactive_split[0].current == inactive);
-    EXPECT(stats.inactive_split_bytes[0].current == inactive_bytes);
-    EXPECT(stats.active_bytes[0].current == active_bytes);
-    EXPECT(stats.inactive_split[0].current ==
-           stats.inactive_split[1].current + stats.inactive_split[2].current);
-    EXPECT(stats.reserved_bytes[0].current ==
-           stats.reserved_bytes[1].current + stats.reserved_bytes[2].current);
-  }
-
-  std::array<Counters*, 2> counters(const Block& block) { return {&all_[0], &all_[block.is_small ? 1 : 2]}; }
-
-  std::array<Counters, 3> all_;  // aggregate, small pool, large pool
-  std::map<uintptr_t, uintptr_t> extents_;
-};
-
-size_t random_size(std::mt19937& rng) {
-  const int magnitude =
-      std::uniform_int_distribution(0, 25)(rng);  // up to 32 MiB, small sizes as likely as large
-  return std::uniform_int_distribution<size_t>(1, size_t{1} << magnitude)(rng);
-}
-
-// ---- tests ----
-
-template <typename F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const c10::OutOfMemoryError& error) {
-    return error.what_without_backtrace();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 void run_against_the_model() {
   FakeDriver driver;
@@ -636,8 +417,7 @@ void bench() {
   std::cout << "host_alias: " << nanoseconds([&] { host_alias(*block_of(data), 512); }) << " ns\n";
 }
 
-const std::map<std::string, void (*)()> tests = {
-#define TEST(name) {#name, name}
+const Tests tests = {
     TEST(random_blocks_match_the_model),
     TEST(random_blocks_in_expandable_segments),
     TEST(an_expandable_segment_grows_in_place),
@@ -668,14 +448,9 @@ Driver& cann_driver() { return global_driver(); }
 
 int main(int argc, char** argv) {
   using namespace torch_npu::memory;
-  if (argc < 2) {
-    for (const auto& [name, test] : tests) std::cout << name << "\n";
+  if (argc == 2 && std::string(argv[1]) == "bench") {
+    bench();
     return 0;
   }
-  const std::string name = argv[1];
-  if (name == "bench") {
-    bench();
-  } else {
-    tests.at(name)();
-  }
+  return run(tests, argc, argv);
 }

@@ -56,8 +56,12 @@ struct Block {
   std::shared_ptr<c10::GatheredContext> context;  // call stack of the allocation, if history is recorded
   std::vector<StreamHandle> stream_uses;          // other streams that use the block (recordStream)
 
-  /// Shares its memory segment with other blocks.
-  bool is_split() const { return (prev && prev->mapped) || (next && next->mapped); }
+  /// True if `neighbour` lies in the same stretch of memory, so that the two can become one block.
+  bool adjoins(const Block* neighbour) const {
+    return neighbour && neighbour->mapped && neighbour->pool == pool && neighbour->is_small == is_small;
+  }
+  /// Shares its stretch of memory with other blocks.
+  bool is_split() const { return adjoins(prev) || adjoins(next); }
   bool is_free() const { return mapped && !allocated && pending_events == 0 && stream_uses.empty(); }
 };
 

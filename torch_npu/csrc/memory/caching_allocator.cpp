@@ -105,10 +105,43 @@ void NPUCachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream str
 }
 
 void NPUCachingAllocator::emptyCache(c10::MempoolId_t mempool_id) {
-  TORCH_CHECK(mempool_id == c10::MempoolId_t(0, 0), "npu memory: there is no memory pool with id (",
-              mempool_id.first, ", ", mempool_id.second, ")");
-  for (DevicePool* pool : existing_pools()) pool->empty_cache();
+  for (DevicePool* pool : existing_pools()) pool->empty_cache(mempool_id);
 }
+
+// ---- private pools ----
+
+void NPUCachingAllocator::retain_pool(c10::DeviceIndex device, c10::MempoolId_t id) {
+  pool(device).retain_pool(id);
+}
+
+void NPUCachingAllocator::begin_allocate_to_pool(c10::DeviceIndex device, c10::MempoolId_t id,
+                                                 PoolFilter filter) {
+  pool(device).begin_allocate_to_pool(id, std::move(filter));
+}
+
+void NPUCachingAllocator::end_allocate_to_pool(c10::DeviceIndex device, c10::MempoolId_t id) {
+  pool(device).end_allocate_to_pool(id);
+}
+
+void NPUCachingAllocator::release_pool(c10::DeviceIndex device, c10::MempoolId_t id) {
+  pool(device).release_pool(id);
+}
+
+int NPUCachingAllocator::pool_use_count(c10::DeviceIndex device, c10::MempoolId_t id) {
+  return pool(device).pool_use_count(id);
+}
+
+void NPUCachingAllocator::configure_pool(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom,
+                                         bool no_split) {
+  pool(device).configure_pool(id, use_on_oom, no_split);
+}
+
+void NPUCachingAllocator::empty_pool(c10::DeviceIndex device, c10::MempoolId_t id) {
+  pool(device).empty_cache(id);
+}
+
+void NPUCachingAllocator::begin_capture(c10::DeviceIndex device) { pool(device).begin_capture(); }
+void NPUCachingAllocator::end_capture(c10::DeviceIndex device) { pool(device).end_capture(); }
 
 // ---- questions ----
 
@@ -137,10 +170,10 @@ double NPUCachingAllocator::memory_fraction(c10::DeviceIndex device) {
   return pool(device).memory_fraction();
 }
 
-std::vector<SegmentInfo> NPUCachingAllocator::snapshot() {
+std::vector<SegmentInfo> NPUCachingAllocator::snapshot(c10::MempoolId_t id) {
   std::vector<SegmentInfo> result;
   for (DevicePool* pool : existing_pools()) {
-    std::vector<SegmentInfo> segments = pool->snapshot();
+    std::vector<SegmentInfo> segments = pool->snapshot(id);
     result.insert(result.end(), std::make_move_iterator(segments.begin()),
                   std::make_move_iterator(segments.end()));
   }

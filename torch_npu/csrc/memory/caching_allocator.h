@@ -41,6 +41,32 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   void* raw_alloc(size_t nbytes, c10::DeviceIndex device, StreamHandle stream);
   void raw_free(void* ptr);
 
+  // ---- private pools ----
+  // Memory that serves only the allocations that were sent there, and stays reserved while anyone uses the
+  // pool. A pool belongs to one device; ids come from new_pool_id() (mempool.h). Each function raises if
+  // `device` has no such pool, unless it says that it makes one.
+
+  /// Counts one more user of the pool; makes the pool if need be.
+  void retain_pool(c10::DeviceIndex device, c10::MempoolId_t id);
+  /// Sends the allocations for which `filter(stream)` is true to the pool until end_allocate_to_pool(), those
+  /// of all threads. Several may be open: the last one that agrees counts. Counts a user, as retain_pool().
+  void begin_allocate_to_pool(c10::DeviceIndex device, c10::MempoolId_t id, PoolFilter filter);
+  /// Ends what this thread (else any thread) began last for the pool. The user that was counted remains.
+  void end_allocate_to_pool(c10::DeviceIndex device, c10::MempoolId_t id);
+  /// Counts one user less. Without users the pool's free memory is cache as any other: empty_cache() and
+  /// allocations that find the device full give it back.
+  void release_pool(c10::DeviceIndex device, c10::MempoolId_t id);
+  /// 0 for a pool that does not exist.
+  int pool_use_count(c10::DeviceIndex device, c10::MempoolId_t id);
+  void configure_pool(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom, bool no_split);
+  /// Gives the pool's free memory back to the device if it has no users; nothing for a pool that is gone.
+  void empty_pool(c10::DeviceIndex device, c10::MempoolId_t id);
+
+  /// To be called before a stream of `device` starts to be captured and after it ended, also if it failed.
+  /// In between the allocator asks no events and gives no memory back: neither may happen during a capture.
+  void begin_capture(c10::DeviceIndex device);
+  void end_capture(c10::DeviceIndex device);
+
   /// True if `ptr` points into memory of this allocator.
   bool owns(const void* ptr);
 
@@ -48,7 +74,8 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   void set_memory_fraction(double fraction, c10::DeviceIndex device);
   double memory_fraction(c10::DeviceIndex device);
 
-  std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot();
+  /// The segments of one private pool, or of all pools.
+  std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot(c10::MempoolId_t id = kDefaultPool);
 
   /// Starts or stops recording events on all devices.
   void record_history(const History::Options& options);

@@ -3,33 +3,34 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "torch_npu/csrc/memory/arena.h"
 #include "torch_npu/csrc/memory/block.h"
 #include "torch_npu/csrc/memory/driver.h"
 #include "torch_npu/csrc/memory/expandable_segment.h"
 #include "torch_npu/csrc/memory/history.h"
 #include "torch_npu/csrc/memory/settings.h"
-#include "torch_npu/csrc/memory/small_bins.h"
 
 namespace torch_npu::memory {
 
-/// The free blocks of one stream. A block returns to the pool it came from.
-struct StreamPool {
-  StreamHandle stream = nullptr;
-  SmallBins small;
-  FreeSet large;
-  FreeSet unmapped;  // stretches of expandable segments that have no memory
-};
+/// Which allocations go to a private pool: asked with the stream, in the allocating thread, under a lock (it
+/// must not allocate).
+using PoolFilter = std::function<bool(StreamHandle)>;
 
 /// The cache of one device's memory: segments from the driver, cut into blocks on demand, joined again when
 /// they are free, kept for the stream that used them. A free block can be reused at once by work on its own
 /// stream, because that runs after the work that used it last; other streams are made known by
 /// record_stream().
+///
+/// Defined in device_pool.cpp (allocation and release), device_pool_segments.cpp (memory from and to the
+/// driver), device_pool_arenas.cpp (private pools) and device_pool_report.cpp (statistics and errors).
 class DevicePool {
  public:
   DevicePool(c10::DeviceIndex device, Driver& driver);
@@ -43,8 +44,20 @@ class DevicePool {
   /// Delays the reuse of `block` after free() until the work that is by then on `stream` has completed.
   void record_stream(Block* block, StreamHandle stream);
 
-  /// Returns all segments without live blocks to the driver.
-  void empty_cache();
+  /// Returns segments without live blocks to the driver: those of one private pool, or of all arenas that
+  /// nobody uses, the default one among them. Private pools in use, and calls during a capture, release
+  /// nothing.
+  void empty_cache(c10::MempoolId_t id = kDefaultPool);
+
+  // Private pools; NPUCachingAllocator has the same functions and says what they do.
+  void retain_pool(c10::MempoolId_t id);
+  void begin_allocate_to_pool(c10::MempoolId_t id, PoolFilter filter);
+  void end_allocate_to_pool(c10::MempoolId_t id);
+  void release_pool(c10::MempoolId_t id);
+  int pool_use_count(c10::MempoolId_t id);
+  void configure_pool(c10::MempoolId_t id, bool use_on_oom, bool no_split);
+  void begin_capture();
+  void end_capture();
 
   c10::CachingDeviceAllocator::DeviceStats stats();
   void reset_accumulated_stats();
@@ -53,7 +66,8 @@ class DevicePool {
   void set_memory_fraction(double fraction);
   double memory_fraction();
 
-  std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot();
+  /// Of one private pool, or of all arenas.
+  std::vector<c10::CachingDeviceAllocator::SegmentInfo> snapshot(c10::MempoolId_t id = kDefaultPool);
 
   void record_history(const History::Options& options);
   std::vector<History::Event> history();
@@ -72,18 +86,33 @@ class DevicePool {
     History::Context context;                       // call stack of the allocation that needed it
   };
 
-  StreamPool& stream_pool(StreamHandle stream);
+  /// An open begin_allocate_to_pool().
+  struct Route {
+    Arena* arena;
+    PoolFilter filter;
+    std::thread::id thread;  // that opened it
+  };
+
   size_t round_size(size_t nbytes) const;
   size_t limit();
 
   Block* take_free_block(StreamPool& pool, size_t size, bool is_small);
   Block* allocate_segment(StreamPool& pool, size_t size, bool is_small);
   Block* allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small);
+  Block* borrow_from_private_pool(StreamHandle stream, size_t size, bool is_small);
   void report_to_profiler(const Block* block, int64_t change) const;
   void record(History::Event::Action action, const Block* block, size_t size);
   [[noreturn]] void raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t requested);
 
+  Arena& arena_for(StreamHandle stream);
+  Arena& private_arena(c10::MempoolId_t id, const char* caller);
+  std::vector<Arena*> arenas();
+  void forget_unused_arenas();
+  Segment& add_segment(Block* head, std::unique_ptr<ExpandableSegment> expandable);
+  void remove_segment(Block* head);
+
   Block* expand(StreamPool& pool, size_t size, bool is_small);
+  static size_t free_before(const Block* block);
   Block* find_unmapped(StreamPool& pool, size_t size, bool is_small);
   Block* reserve_addresses(StreamPool& pool, bool is_small);
   void unmap(Block* block);
@@ -97,10 +126,12 @@ class DevicePool {
   void insert_free(Block* block);
   void remove_free(Block* block);
 
+  void wait_for_streams(Block* block);
   void reclaim_completed();
   void reclaim_all();
   void collect_garbage(size_t size);
   bool release_oversize(StreamPool& pool, size_t size);
+  void release_cached(Arena& arena);
   void release_cached();
   void release_segment(Block* block);
 
@@ -112,8 +143,11 @@ class DevicePool {
   const size_t tail_padding_;
   std::mutex mutex_;
 
-  StreamPool* last_pool_ = nullptr;  // of the stream that allocated last
-  std::unordered_map<StreamHandle, std::unique_ptr<StreamPool>> pools_;
+  Arena default_arena_{kDefaultPool};
+  std::map<c10::MempoolId_t, Arena> private_arenas_;
+  std::vector<Route> routes_;                // the last one whose filter agrees counts
+  int captures_ = 0;                         // under way: the streams' events cannot be asked meanwhile
+  std::vector<Block*> freed_in_capture_;     // those that other streams use
   std::map<const void*, Segment> segments_;  // by address
   std::unordered_map<StreamHandle, PendingEvents> pending_;
   std::deque<Block> block_storage_;

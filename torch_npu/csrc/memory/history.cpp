@@ -29,10 +29,10 @@ History::Context History::gather(Level level) const {
 }
 
 void History::record(Event::Action action, c10::DeviceIndex device, const void* address, size_t size,
-                     void* stream, const Context& context) {
+                     void* stream, c10::MempoolId_t pool, const Context& context) {
   if (!enabled() || skipped_.count(action)) return;
   const bool keep_context = contexts_.load(std::memory_order_relaxed) >= Level::ALLOC;
-  Event event(action, device, reinterpret_cast<size_t>(address), size, stream, {0, 0}, /*time=*/{},
+  Event event(action, device, reinterpret_cast<size_t>(address), size, stream, pool, /*time=*/{},
               keep_context ? context : nullptr);
   event.time_.t_ = c10::getTime(/*allow_monotonic=*/false);
   if (ring_.size() < max_events_) {

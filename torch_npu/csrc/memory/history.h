@@ -38,7 +38,7 @@ class History {
 
   /// `address` is the free memory of the device for an OOM event.
   void record(Event::Action action, c10::DeviceIndex device, const void* address, size_t size, void* stream,
-              const Context& context);
+              c10::MempoolId_t pool, const Context& context);
 
   /// Oldest first.
   std::vector<Event> events() const;
