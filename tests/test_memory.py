@@ -68,7 +68,8 @@ def test_stats_have_the_keys_of_torch_cuda():
     expected = {f"{m}.{p}.{k}" for m in POOL_METRICS for p in ("all", "large_pool", "small_pool") for k in KINDS}
     expected |= {f"{m}.{k}" for m in SINGLE_METRICS for k in KINDS} | set(COUNTERS)
     stats = torch.npu.memory_stats()
-    assert set(stats) == expected
+    of_pools = {key for key in stats if key.startswith("reserved_bytes_by_private_pools.")}  # if there were any
+    assert set(stats) - of_pools == expected
     assert list(stats) == sorted(stats)
     assert all(isinstance(value, int) for value in stats.values())
 

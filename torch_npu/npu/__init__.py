@@ -45,6 +45,7 @@ from torch_npu.npu.devices import (
 )
 from torch_npu.npu.legacy import TYPES as _TYPES
 from torch_npu.npu.memory import (
+    MemPool,
     caching_allocator_alloc,
     caching_allocator_delete,
     empty_cache,
@@ -70,6 +71,7 @@ from torch_npu.npu.memory import (
     reset_peak_host_memory_stats,
     reset_peak_memory_stats,
     set_per_process_memory_fraction,
+    use_mem_pool,
 )
 from torch_npu.npu.random import (
     _get_rng_state_offset as _get_rng_state_offset,
@@ -102,6 +104,7 @@ from torch_npu.npu.streams import (
 __all__ = [
     "Event",
     "ExternalStream",
+    "MemPool",
     "Stream",
     "StreamContext",
     "amp",
@@ -167,6 +170,7 @@ __all__ = [
     "set_stream",
     "stream",
     "synchronize",
+    "use_mem_pool",
     "utilization",
 ]
 

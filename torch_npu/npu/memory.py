@@ -21,9 +21,11 @@ from torch.cuda._memory_viz import memory, segments
 from torch_npu import _C
 from torch_npu.npu._utils import _get_device_index
 from torch_npu.npu.devices import DeviceLike, _lazy_init, is_initialized, mem_get_info
+from torch_npu.npu.mempool import MemPool, use_mem_pool
 from torch_npu.npu.streams import Stream, current_stream
 
 __all__ = [
+    "MemPool",
     "caching_allocator_alloc",
     "caching_allocator_delete",
     "empty_cache",
@@ -50,6 +52,7 @@ __all__ = [
     "reset_peak_host_memory_stats",
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
+    "use_mem_pool",
 ]
 
 
@@ -219,11 +222,15 @@ def reset_max_memory_cached(device: DeviceLike = None) -> None:
     reset_peak_memory_stats(device)
 
 
-def memory_snapshot() -> list[dict[str, Any]]:
-    """The segments that the allocator holds on all devices, each with its blocks, by the keys of torch.cuda's."""
+def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+    """The segments that the allocator holds on all devices, each with its blocks, by the keys of torch.cuda's.
+
+    Args:
+        mempool_id: leave out all but the segments of this pool (``MemPool.id``); None: those of all pools.
+    """
     if not is_initialized():
         return []
-    return _C._memory_segments()
+    return _C._memory_segments(mempool_id or (0, 0))
 
 
 def _record_memory_history(

@@ -13,6 +13,7 @@ void bind_fallback(py::module_& m);
 void bind_python_line();
 void bind_memory(py::module_& m);
 void bind_memory_snapshot(py::module_& m);
+void bind_mempool(py::module_& m);
 
 /// Lets other Python threads run during a call that waits for a device.
 using without_gil = py::call_guard<py::gil_scoped_release>;

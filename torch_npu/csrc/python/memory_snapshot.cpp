@@ -126,9 +126,10 @@ py::dict to_dict(const History::Event& event, Frames& frames) {
   return result;
 }
 
-py::list segments(Frames& frames) {
+py::list segments(Frames& frames, c10::MempoolId_t pool) {
   py::list result;
-  for (const SegmentInfo& segment : caching_allocator().snapshot()) result.append(to_dict(segment, frames));
+  for (const SegmentInfo& segment : caching_allocator().snapshot(pool))
+    result.append(to_dict(segment, frames));
   return result;
 }
 
@@ -183,9 +184,9 @@ void record_memory_history(const std::optional<std::string>& enabled,
 /// The dictionaries of torch.cuda.memory._snapshot(), which PyTorch's memory visualiser reads.
 void bind_memory_snapshot(py::module_& m) {
   m.def("_record_memory_history", &record_memory_history);
-  m.def("_memory_segments", [] {
+  m.def("_memory_segments", [](c10::MempoolId_t pool) {
     Frames frames;
-    py::list result = segments(frames);
+    py::list result = segments(frames, pool);
     frames.resolve();
     return result;
   });
@@ -193,7 +194,7 @@ void bind_memory_snapshot(py::module_& m) {
     Frames frames;
     py::dict result;
     result["device_traces"] = events(frames);  // before the snapshot becomes an event itself
-    result["segments"] = segments(frames);
+    result["segments"] = segments(frames, memory::kDefaultPool);
     result["allocator_settings"] = settings();
     result["external_annotations"] = py::list();
     frames.resolve();

@@ -9,4 +9,5 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_fallback(m);
   torch_npu::python::bind_memory(m);
   torch_npu::python::bind_memory_snapshot(m);
+  torch_npu::python::bind_mempool(m);
 }
