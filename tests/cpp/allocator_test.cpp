@@ -323,7 +323,6 @@ void an_alias_never_shows_another_tensor() {
   auto alias = host_alias(*block_of(data), 1000);
   EXPECT(alias->data() == ptr && alias->device().is_cpu() && alias->nbytes() == 1000);
   EXPECT(host_alias(*block_of(data), 1000).get() == alias.get());
-  EXPECT(block_of_host(alias->data_ptr()) == block_of(data));
 
   data.clear();  // the alias is still held: the bytes are its own now
   c10::DataPtr next = allocator.allocate(1000);
@@ -348,7 +347,7 @@ void output_of_a_cpu_kernel_is_adopted() {
                                                     allocate_for_host(64), nullptr, false);
   void* ptr = host->mutable_data();
   c10::StorageImpl* impl = host.get();
-  c10::DataPtr data = adopt_host_storage(std::move(host));
+  c10::DataPtr data = adopt_host_storage(std::move(host)).value();
   EXPECT(data.get() == ptr && data.device().is_privateuseone());
   EXPECT(host_alias(*block_of(data), 64).get() == impl);
   data.clear();

@@ -143,7 +143,7 @@ c10::DataPtr HostCall::take_over(c10::intrusive_ptr<c10::StorageImpl> host) {
   if (host->data() == nullptr) {  // no bytes, or a tensor of zeros without memory
     return {nullptr, c10::Device(c10::DeviceType::PrivateUse1, device::current_device())};
   }
-  if (memory::block_of_host(host->data_ptr()) != nullptr) return memory::adopt_host_storage(std::move(host));
+  if (auto adopted = memory::adopt_host_storage(host)) return std::move(*adopted);
   auto& allocator = memory::caching_allocator();
   const size_t bytes = host->nbytes();
   c10::DataPtr data = allocator.allocate(bytes);

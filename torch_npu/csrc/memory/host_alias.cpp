@@ -23,11 +23,6 @@ class HostOwnedBlocks {
     const std::lock_guard lock(mutex_);
     blocks_[block->ptr] = block;
   }
-  Block* find(void* ptr) {
-    const std::lock_guard lock(mutex_);
-    const auto found = blocks_.find(ptr);
-    return found == blocks_.end() ? nullptr : found->second;
-  }
   Block* take(void* ptr) {
     const std::lock_guard lock(mutex_);
     const auto found = blocks_.find(ptr);
@@ -99,28 +94,23 @@ bool free_for_host(void* ptr) {
   return block != nullptr;
 }
 
-Block* block_of_host(const c10::DataPtr& data) {
-  const c10::DeleterFnPtr deleter = data.get_deleter();
-  if (deleter == &release_address) return host_owned().find(data.get_context());
-  const bool over_block = deleter == &release_borrowed || deleter == &release_owned;
-  return over_block ? static_cast<Block*>(data.get_context()) : nullptr;
-}
-
-c10::DataPtr adopt_host_storage(StoragePtr host) {
+std::optional<c10::DataPtr> adopt_host_storage(StoragePtr host) {
   c10::DataPtr& data = host->_mutable_data_ptr_no_checks();
   Block* block = nullptr;
   if (data.get_deleter() == &release_address) {
     block = host_owned().take(data.get_context());
     data.release_context();
     host->set_data_ptr_noswap({block->ptr, block, &release_borrowed, kCPU});
-  } else {
+  } else if (data.compare_exchange_deleter(&release_owned, &release_borrowed)) {
     block = static_cast<Block*>(data.get_context());
-    TORCH_INTERNAL_ASSERT(data.compare_exchange_deleter(&release_owned, &release_borrowed),
-                          "adopt_host_storage: the storage does not own an npu block");
+  } else {
+    TORCH_INTERNAL_ASSERT(data.get_deleter() != &release_borrowed,
+                          "adopt_host_storage: the storage does not own its npu block");
+    return std::nullopt;
   }
   c10::StorageImpl* previous = block->alias.exchange(host.release(), std::memory_order_acq_rel);
   TORCH_INTERNAL_ASSERT(!previous, "adopt_host_storage: the block has an alias already");
-  return {block->ptr, block, &delete_block, {c10::DeviceType::PrivateUse1, block->device}};
+  return c10::DataPtr(block->ptr, block, &delete_block, {c10::DeviceType::PrivateUse1, block->device});
 }
 
 bool hand_over_to_alias(Block& block) {

@@ -3,6 +3,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 
+#include <optional>
+
 #include "torch_npu/csrc/memory/block.h"
 
 /// CPU storages over the bytes of an npu block, for devices whose memory the host can address. A block has at
@@ -23,12 +25,10 @@ c10::DataPtr allocate_for_host(size_t nbytes);
 /// Frees memory of allocate_for_host() by its address; false if it is not (any more) such memory.
 bool free_for_host(void* ptr);
 
-/// The block that the DataPtr of a CPU storage owns or aliases; null if it is not npu memory.
-Block* block_of_host(const c10::DataPtr& data);
-
-/// Moves the ownership of the block from `host`, whose DataPtr allocate_for_host made, to the returned npu
-/// DataPtr, and keeps `host` as the block's alias: no byte is copied.
-c10::DataPtr adopt_host_storage(c10::intrusive_ptr<c10::StorageImpl> host);
+/// Moves the ownership of the block from `host`, a CPU storage over memory of allocate_for_host(), to the
+/// returned npu DataPtr, and keeps `host` as the block's alias: no byte is copied. Nothing happens, and nothing
+/// is returned, if the memory of `host` is not npu memory.
+std::optional<c10::DataPtr> adopt_host_storage(c10::intrusive_ptr<c10::StorageImpl> host);
 
 /// Called when the npu DataPtr of `block` dies: drops the alias, or makes it the block's owner if others
 /// still hold it. Returns true in the latter case.
