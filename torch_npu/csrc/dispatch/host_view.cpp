@@ -17,21 +17,26 @@ constexpr c10::DispatchKeySet kLazyBits = c10::DispatchKeySet(c10::DispatchKey::
                                           c10::DispatchKeySet(c10::DispatchKey::Negative) |
                                           c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
 
-/// A tensor with the metadata of another one, over other memory on another device.
-class RelocatedTensor final : public c10::TensorImpl {
+/// The npu tensor for a result of a CPU kernel: its metadata, and its version counter, over npu memory.
+class AdoptedTensor final : public c10::TensorImpl {
  public:
-  RelocatedTensor(const c10::TensorImpl& source, c10::Storage storage, c10::DispatchKeySet keys)
-      : c10::TensorImpl(c10::Storage(storage), keys, source.dtype()) {
-    keys = key_set_;  // with the autograd keys that the constructor adds (none in inference mode)
-    copy_tensor_metadata(&source, this, c10::VariableVersion(version_counter()),
+  AdoptedTensor(c10::TensorImpl& result, c10::Storage storage)
+      : c10::TensorImpl(c10::TensorImpl::VIEW, c10::Storage(storage), kKeys, result.dtype()) {
+    copy_tensor_metadata(&result, this, c10::VariableVersion(result.version_counter()),
                          /*allow_tensor_metadata_change=*/true);
     device_opt_ = storage.device();
-    key_set_ = keys | (source.key_set() & kLazyBits);
+    key_set_ = kKeys | (result.key_set() & kLazyBits);
+    if (!result.is_inference()) key_set_ = key_set_ | kAutogradKeys;
     storage_ = std::move(storage);
   }
+
+ private:
+  static constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
+  static inline const c10::DispatchKeySet kAutogradKeys =
+      c10::getAutogradRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse1Bit);
 };
 
-/// The same as a plain CPU tensor for kernels below autograd.
+/// The CPU tensor for an npu argument: its metadata over the same bytes, for kernels below autograd.
 class HostView final : public c10::TensorImpl {
  public:
   HostView(const c10::TensorImpl& source, c10::Storage storage)
@@ -181,8 +186,7 @@ at::Tensor HostCall::result(const at::Tensor& cpu) {
     const auto part = [this](const at::Tensor& t) { return result(t); };
     return relocate_parts(cpu, c10::DeviceType::PrivateUse1, part);
   }
-  return at::Tensor(c10::make_intrusive<RelocatedTensor>(*cpu.unsafeGetTensorImpl(), npu_storage_of(cpu),
-                                                         c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)));
+  return at::Tensor(c10::make_intrusive<AdoptedTensor>(*cpu.unsafeGetTensorImpl(), npu_storage_of(cpu)));
 }
 
 }  // namespace torch_npu
