@@ -119,16 +119,19 @@ def test_tensors_from_spawned_processes(run_python, tmp_path):
 import torch
 import torch.multiprocessing as mp
 
-def child(queue):
+def child(queue, received):
     x = torch.arange(4.0, device="npu") * 2
     queue.put(x.cpu())
+    received.wait()  # the sender has to live until the receiver has the memory
 
 if __name__ == "__main__":
     context = mp.get_context("spawn")
     queue = context.Queue()
-    process = context.Process(target=child, args=(queue,))
+    received = context.Event()
+    process = context.Process(target=child, args=(queue, received))
     process.start()
     assert queue.get(timeout=120).npu().tolist() == [0, 2, 4, 6]
+    received.set()
     process.join()
     assert process.exitcode == 0
 """)

@@ -59,6 +59,21 @@ Masks masks_of(const at::Tensor& query, const at::Tensor& key, const Optional& b
   return masks;
 }
 
+/// CANN keeps the maximum and the sum of each row of the softmax, eight times each. PyTorch keeps the logarithm
+/// of the sum of exponentials: a maximum with the sum 1.
+constexpr int64_t kCopies = 8;
+
+at::Tensor logsumexp_of(const at::Tensor& maximum, const at::Tensor& sum) {
+  return sum.select(-1, 0).log().add_(maximum.select(-1, 0));
+}
+
+at::Tensor maximum_of(const at::Tensor& logsumexp) {
+  return logsumexp.unsqueeze(-1).expand({-1, -1, -1, kCopies}).contiguous();
+}
+
+/// Stands for the state of the random number generator, of which attention without dropout has no use.
+at::Tensor no_random_state(const at::Tensor& like) { return new_output({}, at::kLong, like); }
+
 double scale_of(const at::Tensor& query, std::optional<double> scale) {
   return scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
 }
@@ -77,7 +92,6 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
   return static_cast<int64_t>(fused ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
 }
 
-// cum_seq_q carries the sums of the softmax from the operator to its gradient, logsumexp the maxima.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t, int64_t, at::Tensor, at::Tensor,
            at::Tensor>
 fused_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -92,15 +106,15 @@ fused_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor
   const DeviceSwitch on(DeviceSwitch::of(query));
   const auto masks = masks_of(query, key, attn_bias, is_causal);
   at::Tensor out = new_output_like(query, query.scalar_type());  // laid out as the query, as on the CPU
-  const at::DimVector statistics{query.size(0), query.size(1), query.size(2), 8};
+  const at::DimVector statistics{query.size(0), query.size(1), query.size(2), kCopies};
   at::Tensor maximum = new_output(statistics, at::kFloat, query);
   at::Tensor sum = new_output(statistics, at::kFloat, query);
   aclnn_flash_attention(query, key, value, masks.shift, nullptr, nullptr, masks.hidden, nullptr, nullptr,
                         nullptr, scale_of(query, scale), 1.0, kAllTokens,
                         masks.mode == kCausal ? 0 : kAllTokens, query.size(1), kLayout, kHighPrecision,
                         static_cast<int64_t>(masks.mode), kAddAfterScaling, maximum, sum, nullptr, out);
-  return {std::move(out), std::move(maximum), std::move(sum), at::Tensor(), query.size(2),
-          key.size(2),    at::Tensor(),       at::Tensor(),   at::Tensor()};
+  return {std::move(out), logsumexp_of(maximum, sum), at::Tensor(),           at::Tensor(), query.size(2),
+          key.size(2),    no_random_state(query),     no_random_state(query), at::Tensor()};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_attention_backward(
@@ -114,8 +128,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_attention_backw
   at::Tensor grad_query = sequence_first(query.sizes(), query);
   at::Tensor grad_key = sequence_first(key.sizes(), key);
   at::Tensor grad_value = sequence_first(value.sizes(), value);
+  const at::Tensor maximum = maximum_of(logsumexp);
   aclnn_flash_attention_grad(query, key, value, grad_out, masks.shift, nullptr, nullptr, masks.hidden,
-                             logsumexp, cum_seq_q, nullptr, out, nullptr, nullptr, nullptr,
+                             maximum, at::ones_like(maximum), nullptr, out, nullptr, nullptr, nullptr,
                              scale_of(query, scale), 1.0, kAllTokens, masks.mode == kCausal ? 0 : kAllTokens,
                              query.size(1), kLayout, kHighPrecision, static_cast<int64_t>(masks.mode),
                              kAddAfterScaling, grad_query, grad_key, grad_value, nullptr);

@@ -25,7 +25,7 @@ Aclnn<decltype(::aclnnInplaceMaskedFillScalarGetWorkspaceSize)> aclnn_masked_fil
 Aclnn<decltype(::aclnnInplaceMaskedFillTensorGetWorkspaceSize)> aclnn_masked_fill_tensor(
     "aclnnInplaceMaskedFillTensor");
 Aclnn<decltype(::aclnnMaskedSelectGetWorkspaceSize)> aclnn_masked_select("aclnnMaskedSelect");
-Aclnn<decltype(::aclnnNonzeroGetWorkspaceSize)> aclnn_nonzero("aclnnNonzero");
+Aclnn<decltype(::aclnnNonzeroV2GetWorkspaceSize)> aclnn_nonzero("aclnnNonzeroV2");
 
 /// Integer indices on self's device, undefined where none was given: masks become the positions of their true
 /// elements.
@@ -155,12 +155,13 @@ at::Tensor& masked_select_out(const at::Tensor& self, const at::Tensor& mask, at
   return out.copy_(selected);
 }
 
+// The operator lists one row of indices a dimension, which is how PyTorch lays out its transpose.
 at::Tensor nonzero(const at::Tensor& self) {
   const DeviceSwitch on(DeviceSwitch::of(self));
   if (!aclnn_nonzero.available()) return fallback<at::_ops::nonzero>(self);
-  DynamicOutput out(new_output({self.numel(), self.dim()}, at::kLong, self));
+  DynamicOutput out(new_output({self.dim(), self.numel()}, at::kLong, self));
   aclnn_nonzero(self, out.descriptor());
-  return out.finish();
+  return out.finish().t();
 }
 
 at::Tensor& nonzero_out(const at::Tensor& self, at::Tensor& out) {
