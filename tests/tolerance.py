@@ -1,6 +1,6 @@
 """How far a result on device npu may be from its reference. All tests take their tolerances from here.
 
-Two kinds of references are used.
+Three kinds of references are used.
 
 *The same computation on the CPU.* Operators of the software CANN that run ATen's own CPU kernel give the same bits;
 operators with kernels of their own (vectorised elementwise functions, attention, fused optimizers) sum or round in
@@ -9,6 +9,10 @@ operations deep.
 
 *A reference in float64.* The error then is that of the dtype itself; reductions over ``n`` terms grow it, at random,
 with ``sqrt(n)``: pass ``terms=n``.
+
+*PyTorch's own error.* Where several operations in float16 or bfloat16 follow one another, both devices are off by
+more than one operation's error. ``assert_no_worse`` then asks that npu is no further from a float64 reference than
+the CPU is, but for the last rounding.
 
 Integers and bools are exact, always.
 """
@@ -64,3 +68,18 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, *, terms: int = 1
         options.setdefault("check_dtype", False)
     options = {"rtol": allowed.relative, "atol": allowed.absolute, "equal_nan": True} | options
     torch.testing.assert_close(actual.cpu(), expected.cpu(), **options)
+
+
+def assert_no_worse(actual: torch.Tensor, expected: torch.Tensor, reference: torch.Tensor) -> None:
+    """The largest error of ``actual`` against the float64 ``reference`` is at most that of ``expected``.
+
+    Both are in low precision. One unit in the last place of the largest value is granted: the last rounding may go either way. What is not finite
+    in ``expected`` must be the same in ``actual``.
+    """
+    finite = expected.isfinite()
+    torch.testing.assert_close(actual[~finite], expected[~finite], equal_nan=True)
+    ours, theirs = ((t.double() - reference)[finite].abs().max().item() for t in (actual, expected))
+    unit = torch.finfo(actual.dtype).eps * reference[finite].abs().max().item()
+    assert ours <= theirs + unit, (
+        f"largest error against float64 is {ours:.3g}, on the CPU {theirs:.3g} (unit {unit:.3g})"
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from compare import assert_same, sharing, tensors, to_npu
+from compare import LOW_PRECISION, assert_same, sharing, tensors, to_npu
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -79,6 +79,18 @@ def on_cpu(call: Call, sample: SampleInput, **extra: Any) -> Outcome:
         return Outcome(None, raised)
 
 
+def in_float64(sample: SampleInput) -> SampleInput:
+    """The same sample with float64 in place of lower precisions, in tensors and in dtype arguments."""
+
+    def widen(x: Any) -> Any:
+        if isinstance(x, torch.dtype):
+            return torch.float64 if x in LOW_PRECISION else x
+        widened = x.detach().double() if x.dtype in LOW_PRECISION else x.detach()
+        return widened.requires_grad_(x.requires_grad)
+
+    return sample.transform(widen)
+
+
 def values_matter(op: OpInfo, sample: SampleInput) -> bool:
     """False for random and for uninitialised results."""
     if op.name.startswith(UNINITIALISED) or op.has_nondeterministic_output:
@@ -90,13 +102,13 @@ def values_matter(op: OpInfo, sample: SampleInput) -> bool:
 
 
 def _compare(op: OpInfo, call: Call, sample: SampleInput) -> None:
-    twin = on_npu(op, sample)  # before the CPU may write into its arguments
+    twin, wide = on_npu(op, sample), in_float64(sample)  # before the CPU may write into its arguments
     outcome = on_cpu(call, sample)
     if outcome.error is not None:
         return
     result = call(twin.input, *twin.args, **twin.kwargs)
     values = values_matter(op, sample)
-    assert_same(result, outcome.value, values=values)
+    assert_same(result, outcome.value, values=values, reference=lambda: on_cpu(call, wide).value)
     if op.name not in STAYS_ON_CPU:
         assert_same(tensors(arguments(twin)), tensors(arguments(sample)), values=values, what="argument after the call")
     assert sharing(result, arguments(twin)) == sharing(outcome.value, arguments(sample)), "shares other storages"
@@ -195,7 +207,8 @@ def gradients(op: OpInfo, dtype: torch.dtype) -> None:
             continue
         if expected is not None:
             actual = _gradients(op, twin)
-            assert_same(actual, expected, values=values_matter(op, sample), what="gradient")
+            values, wide = values_matter(op, sample), in_float64(sample)
+            assert_same(actual, expected, values=values, what="gradient", reference=lambda w=wide: _gradients(op, w))
 
 
 def _gradients(op: OpInfo, sample: SampleInput) -> list[torch.Tensor | None] | None:
