@@ -64,11 +64,7 @@ aclError aclmdlFinalizeDump() { return no(__func__, "dumps of operators"); }
 aclError aclopStartDumpArgs(uint32_t, const char*) { return no(__func__, "dumps of operators"); }
 aclError aclopStopDumpArgs(uint32_t) { return no(__func__, "dumps of operators"); }
 
-// ---- binaries of device code
-aclError aclrtBinaryLoadFromData(const void*, size_t, const void*, void**) {
-  return no(__func__, "device binaries");
-}
-aclError aclrtBinaryGetFunction(void*, const char*, void**) { return no(__func__, "device binaries"); }
+// ---- addresses of device code, and the older interface to it
 aclError aclrtGetFunctionAddr(void*, void**, void**) { return no(__func__, "device binaries"); }
 int32_t rtDevBinaryRegister(const void*, void**) { return no(__func__, "device binaries"); }
 int32_t rtFunctionRegister(void*, const void*, const char*, const void*, uint32_t) {

@@ -691,6 +691,34 @@ aclError aclrtProcessReport(int32_t timeout);
 typedef struct aclrtExceptionInfo aclrtExceptionInfo;
 typedef void (*aclrtExceptionInfoCallback)(aclrtExceptionInfo* exceptionInfo);
 
+// ---- kernels: binaries, their functions, and launches by number of blocks
+// ---------------------------------------------------
+
+typedef void* aclrtBinHandle;
+typedef void* aclrtFuncHandle;
+typedef struct aclrtBinaryLoadOptions aclrtBinaryLoadOptions;
+typedef struct aclrtLaunchKernelCfg aclrtLaunchKernelCfg;
+typedef struct aclrtPlaceHolderInfo aclrtPlaceHolderInfo;
+
+// In cann_host a binary is a shared library of the host, and a kernel a function of it,
+//   extern "C" void name(uint32_t block, uint32_t blocks, const void* args)
+// which is called once for each block, at the same time on several threads. Options and configurations are
+// ignored.
+aclError aclrtBinaryLoadFromFile(const char* binPath, aclrtBinaryLoadOptions* options,
+                                 aclrtBinHandle* binHandle);
+aclError aclrtBinaryLoadFromData(const void* data, size_t length, const aclrtBinaryLoadOptions* options,
+                                 aclrtBinHandle* binHandle);
+// Kernels that are queued or captured stay valid.
+aclError aclrtBinaryUnLoad(aclrtBinHandle binHandle);
+aclError aclrtBinaryGetFunction(aclrtBinHandle binHandle, const char* kernelName,
+                                aclrtFuncHandle* funcHandle);
+// The arguments are copied by the call.
+aclError aclrtLaunchKernel(aclrtFuncHandle funcHandle, uint32_t numBlocks, const void* argsData,
+                           size_t argsSize, aclrtStream stream);
+aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle funcHandle, uint32_t numBlocks, aclrtStream stream,
+                                       aclrtLaunchKernelCfg* cfg, void* hostArgs, size_t argsSize,
+                                       aclrtPlaceHolderInfo* placeHolderArray, size_t placeHolderNum);
+
 // ---- capture: a stream's work recorded once and run many times
 // ---------------------------------------------------
 
