@@ -1,0 +1,417 @@
+"""Prints a scheduled tile program as C++ for the host.
+
+The kernel is ``void NAME(unsigned block, unsigned blocks, const void* args)``; ``args`` are the words of
+:mod:`graph_autofusion.launch_words`. Its work is cut into units (a row, or a stretch of lanes of one), and a block does
+an equal share of them. Every step computes 16 lanes; the last one of a row loads and stores only the lanes that exist.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from graph_autofusion.dtypes import DType
+from graph_autofusion.instructions import INSTRUCTIONS, REDUCTIONS
+from graph_autofusion.launch_words import WordLayout
+from graph_autofusion.program import Node, Parameter, Stride
+from graph_autofusion.schedule import Phase, Schedule
+
+PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
+
+POINTWISE_CHUNK = 4096
+"""Lanes of one unit of a program without reductions: 16 KiB of float32, so that inputs stay in the first cache."""
+COLUMN_BLOCK = 4
+"""Registers of lanes that a reduction along other axes folds side by side: a cache line's worth of four."""
+
+_ELEMENT = {
+    DType.F64: "double", DType.F32: "float", DType.F16: "u16", DType.BF16: "u16", DType.I64: "i64", DType.I32: "int",
+    DType.I16: "short", DType.I8: "signed char", DType.U8: "u8", DType.BOOL: "u8",
+}  # fmt: skip
+_VECTOR = {
+    DType.F64: "D", DType.F32: "F", DType.I64: "L", DType.I32: "I", DType.I16: "I", DType.I8: "I", DType.U8: "I",
+    DType.BOOL: "M",
+}  # fmt: skip
+_WRAP = {DType.I16: "wrap_i16", DType.I8: "wrap_i8", DType.U8: "wrap_u8"}
+_SCRATCH_ON_STACK = 1 << 18
+
+
+def print_host(schedule: Schedule) -> str:
+    """The whole translation unit."""
+    return f"{PRELUDE}\n{_HostPrinter(schedule).kernel()}"
+
+
+def kernel_text(schedule: Schedule) -> str:
+    """The kernel alone, without what every kernel begins with: for people."""
+    return _HostPrinter(schedule).kernel()
+
+
+class _HostPrinter:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.program = schedule.program
+        self.words = WordLayout(self.program)
+        self.columns = bool(self.program.reduced) and not schedule.lanes_reduced
+        self.lines: list[str] = []
+        self.depth = 0
+
+    # ---- lines
+
+    def put(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+    def open(self, line: str) -> None:
+        self.put(line + " {")
+        self.depth += 1
+
+    def close(self, end: str = "}") -> None:
+        self.depth -= 1
+        self.put(end)
+
+    # ---- the kernel
+
+    def kernel(self) -> str:
+        program = self.program
+        self.open(f'extern "C" void {program.name}(unsigned block, unsigned blocks, const void* args)')
+        self.put("const i64* const w = (const i64*)args;")
+        for i, word in enumerate(self.words.sizes):
+            self.put(f"const i64 n{i} = w[{word}];")
+        for i, parameter in enumerate(program.parameters):
+            const = "" if parameter.is_output else "const "
+            element = f"{const}{_ELEMENT[parameter.dtype]}*"
+            restrict = " __restrict" if parameter.is_output else ""
+            self.put(f"{element}{restrict} const p{i} = ({element})w[{i}];")
+        self._units()
+        self.close()
+        return "\n".join(self.lines) + "\n"
+
+    def _units(self) -> None:
+        """The loop over the block's share of the units, and in it the phases."""
+        outer, vector = self.schedule.outer_axes(), self.program.vector
+        rows = " * ".join(f"n{a}" for a in outer) or "1"
+        if self.schedule.lanes_reduced:
+            self.put("const i64 chunks = 1;")
+        else:
+            lanes = f"{COLUMN_BLOCK} * lanes" if self.columns else str(POINTWISE_CHUNK)
+            self.put(f"const i64 chunk = {lanes}, chunks = (n{vector} + chunk - 1) / chunk;")
+        self._scratch_memory()
+        self.put(f"const i64 units = {rows} * chunks;")
+        self.open("for (i64 unit = units * block / blocks; unit < units * (block + 1) / blocks; ++unit)")
+        self._decompose(outer)
+        for i, parameter in enumerate(self.program.parameters):
+            self.put(f"{self._pointer_type(parameter)} const q{i} = p{i}{self._offset(i, outer)};")
+        if self.schedule.lanes_reduced:
+            self._phases(columns=1)
+        elif self.columns:
+            self._column_blocks()
+        else:
+            self.put("const i64 low = unit % chunks * chunk;")
+            self.put(f"const i64 high = low + chunk < n{vector} ? low + chunk : n{vector};")
+            self._phases(columns=1)
+        self.close()
+        if self.schedule.kept:
+            self.put(f"if (scratch_bytes > {_SCRATCH_ON_STACK}) __builtin_free(scratch);")
+
+    def _decompose(self, outer: list[int]) -> None:
+        """The index along each outer axis."""
+        self.put(f"i64 rest = unit / chunks;{'' if outer else ' (void)rest;'}")
+        for position, axis in reversed(list(enumerate(outer))):
+            if position == 0:
+                self.put(f"const i64 i{axis} = rest;")
+            else:
+                self.put(f"const i64 i{axis} = rest % n{axis};")
+                self.put(f"rest /= n{axis};")
+
+    def _scratch_memory(self) -> None:
+        if not self.schedule.kept:
+            return
+        (axis,) = self.program.reduced
+        length = f"(n{axis} + lanes - 1) / lanes" if self.schedule.lanes_reduced else f"n{axis} * {COLUMN_BLOCK}"
+        self.put(f"const i64 steps = {length};")
+        sizes = " + ".join(f"sizeof({self._vector(k)})" for k in self.schedule.kept)
+        self.put(f"const unsigned long scratch_bytes = steps * ({sizes}) + 64;")
+        self.put(
+            f"char* const scratch = (char*)(scratch_bytes > {_SCRATCH_ON_STACK} ? __builtin_malloc(scratch_bytes) : "
+            "__builtin_alloca(scratch_bytes));"
+        )
+        self.put("char* aligned = (char*)(((unsigned long)scratch + 63) & ~63ul);")
+        for k in self.schedule.kept:
+            vector = self._vector(k)
+            self.put(f"{vector}* const __restrict keep{k} = ({vector}*)aligned;")
+            self.put(f"aligned += steps * sizeof({vector});")
+
+    def _column_blocks(self) -> None:
+        """Whole blocks side by side, the rest register by register."""
+        vector = self.program.vector
+        self.open(
+            "const auto block_of_lanes = [&]<int columns, bool full>(const i64 low) __attribute__((always_inline))"
+        )
+        self._phases(columns=COLUMN_BLOCK)
+        self.close("};")
+        self.put("const i64 first = unit % chunks * chunk;")
+        self.open(f"if (first + chunk <= n{vector})")
+        self.put(f"block_of_lanes.template operator()<{COLUMN_BLOCK}, true>(first);")
+        self.close("} else {")
+        self.depth += 1
+        self.put(
+            f"for (i64 low = first; low < n{vector}; low += lanes) block_of_lanes.template operator()<1, false>(low);"
+        )
+        self.close()
+
+    # ---- phases
+
+    def _phases(self, columns: int) -> None:
+        for number, phase in enumerate(self.schedule.phases):
+            self._rows(phase)
+            if phase.has_pass:
+                self._pass(number, phase)
+            for reduction in phase.reductions:
+                self._finish(reduction)
+
+    def _rows(self, phase: Phase) -> None:
+        """Values without reduced axes: one register (the lanes equal) or, for columns, one a block."""
+        if self.columns:
+            for i in phase.rows:
+                self.put(f"{self._vector(i)} v{i}[columns];")
+            if phase.rows or phase.row_stores:
+                self.open("for (int u = 0; u < columns; ++u)")
+                self.put("const i64 i = low + u * lanes;")
+                self.put(f"const i64 left = full ? lanes : n{self.program.vector} - i;")
+                for i in phase.rows:
+                    self.put(f"v{i}[u] = {self._expression(i)};")
+                for i in phase.row_stores:
+                    self._store(i)
+                self.close()
+            return
+        if self.schedule.lanes_reduced:
+            for i in phase.rows:
+                self.put(f"const {self._vector(i)} v{i} = {self._expression(i)};")
+            for i in phase.row_stores:
+                self._store(i)
+
+    def _pass(self, number: int, phase: Phase) -> None:
+        """One run over the reduced axes (or, without any, over the unit's lanes)."""
+        count = self.schedule.accumulators if self.schedule.lanes_reduced else 1
+        size = "columns" if self.columns else str(count)
+        for r in phase.reductions:
+            self.put(f"{self._vector(r)} a{r}[{size}];")
+            self.put(f"for (auto& a : a{r}) a = {self._identity(r)};")
+        loops = self.schedule.loop_axes()
+        arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)
+        self.open(f"const auto phase{number} = [&]({arguments}) __attribute__((always_inline))")
+        self._body(phase)
+        self.close("};")
+        for axis in loops:
+            self.open(f"for (i64 i{axis} = 0; i{axis} < n{axis}; ++i{axis})")
+        self._steps(f"phase{number}", count, "".join(f", i{a}" for a in loops))
+        for _ in loops:
+            self.close()
+
+    def _steps(self, name: str, count: int, extra: str) -> None:
+        """Calls of the body along the lanes' axis."""
+        if self.columns:
+            self.put("#pragma GCC unroll 4")
+            self.open("for (int u = 0; u < columns; ++u)")
+            self.put("const i64 i = low + u * lanes;")
+            self.put(f"{name}(i, full ? lanes : n{self.program.vector} - i, u{extra});")
+            self.close()
+            return
+        low, high = ("0", f"n{self.program.vector}") if self.schedule.lanes_reduced else ("low", "high")
+        self.put(f"{{ i64 i = {low};")
+        self.depth += 1
+        if count > 1:
+            self.open(f"for (; i + {count} * lanes <= {high}; i += {count} * lanes)")
+            for u in range(count):
+                self.put(f"{name}(i + {u} * lanes, lanes, {u}{extra});")
+            self.close()
+        self.put(f"for (; i + lanes <= {high}; i += lanes) {name}(i, lanes, 0{extra});")
+        self.put(f"if (i < {high}) {name}(i, {high} - i, 0{extra});")
+        self.close()
+
+    def _body(self, phase: Phase) -> None:
+        """One step: 16 lanes at index i, of which `left` exist, for accumulator or register u."""
+        for k in phase.reads:
+            self.put(f"const {self._vector(k)} v{k} = {self._kept(k)};")
+        for i in phase.tiles:
+            self.put(f"const {self._vector(i)} v{i} = {self._expression(i)};")
+        for k in phase.keeps:
+            self.put(f"{self._kept(k)} = v{k};")
+        for r in phase.reductions:
+            value = self._name(self.program.nodes[r].args[0])
+            if self.schedule.lanes_reduced:
+                value = f"(left >= lanes ? {value} : select(first_lanes(left), {value}, {self._identity(r)}))"
+            self.put(f"a{r}[u] = {self._wrapped(r, self._combine(r, f'a{r}[u]', value))};")
+        for i in phase.stores:
+            self._store(i)
+
+    def _kept(self, node: int) -> str:
+        (axis,) = self.program.reduced
+        return f"keep{node}[i / lanes]" if self.schedule.lanes_reduced else f"keep{node}[i{axis} * {COLUMN_BLOCK} + u]"
+
+    def _finish(self, reduction: int) -> None:
+        vector = self._vector(reduction)
+        if self.columns:
+            self.put(f"{vector}* const v{reduction} = a{reduction};")
+            return
+        combine = f"[]({vector} a, {vector} b) {{ return {self._combine(reduction, 'a', 'b')}; }}"
+        total = f"a{reduction}[0]"
+        for u in range(1, self.schedule.accumulators):
+            total = self._combine(reduction, total, f"a{reduction}[{u}]")
+            total = f"({total})"
+        self.put(f"const {vector} v{reduction} = {self._wrapped(reduction, f'fold({vector}({total}), {combine})')};")
+
+    # ---- values
+
+    def _vector(self, node: int) -> str:
+        return _VECTOR[self.program.nodes[node].dtype]
+
+    def _name(self, node: int) -> str:
+        """A value that was computed (a row of columns has one register a block), or a constant."""
+        if self.program.nodes[node].op == "const":
+            return _constant(self.program.nodes[node].attr, self.program.nodes[node].dtype)
+        return f"v{node}[u]" if self.columns and self.program.is_row(node) else f"v{node}"
+
+    def _combine(self, reduction: int, a: str, b: str) -> str:
+        return REDUCTIONS[self.program.nodes[reduction].op[7:]].combine.format(a, b)
+
+    def _identity(self, reduction: int) -> str:
+        node = self.program.nodes[reduction]
+        return _constant(REDUCTIONS[node.op[7:]].identity(node.dtype), node.dtype)
+
+    def _wrapped(self, node: int, expression: str) -> str:
+        """Narrow integers are computed in 32 bits and wrapped."""
+        wrap = _WRAP.get(self.program.nodes[node].dtype)
+        return f"{wrap}({expression})" if wrap else expression
+
+    def _expression(self, i: int) -> str:
+        node = self.program.nodes[i]
+        if node.op == "load":
+            return self._load(node)
+        if node.op == "scalar":
+            return self._scalar(node)
+        if node.op == "index":
+            return self._index(node.attr)
+        args = [self._name(a) for a in node.args]
+        if node.op == "cast":
+            return _cast(args[0], self.program.nodes[node.args[0]].dtype, node)
+        return self._wrapped(i, INSTRUCTIONS[node.op].cpp.format(*args))
+
+    def _scalar(self, node: Node) -> str:
+        word = f"w[{self.words.scalars[node.attr]}]"
+        if node.dtype.is_float:
+            return f"splat(({_ELEMENT[node.dtype]})__builtin_bit_cast(double, {word}))"
+        return f"splat(({_ELEMENT[node.dtype] if node.dtype is DType.I64 else 'int'}){word})"
+
+    def _index(self, axis: int) -> str:
+        return "splat(i) + to_L(lane_number)" if axis == self.program.vector else f"splat(i{axis})"
+
+    # ---- memory
+
+    def _pointer_type(self, parameter: Parameter) -> str:
+        return f"{'' if parameter.is_output else 'const '}{_ELEMENT[parameter.dtype]}*"
+
+    def _stride(self, parameter: int, axis: int) -> str:
+        """Elements between neighbours along the axis; empty for none."""
+        stride = self.program.parameters[parameter].strides[axis]
+        if stride is Stride.ZERO:
+            return ""
+        return "1" if stride is Stride.ONE else f"w[{self.words.strides[parameter][axis]}]"
+
+    def _offset(self, parameter: int, axes: list[int]) -> str:
+        terms = ((axis, self._stride(parameter, axis)) for axis in axes)
+        return "".join(f" + i{axis} * {stride}" for axis, stride in terms if stride)
+
+    def _address(self, number: int) -> tuple[str, str]:
+        """Address of the first lane, and elements between lanes."""
+        stride = self._stride(number, self.program.vector)
+        inner = f" + i * {stride}" if stride not in ("", "1") else " + i" if stride else ""
+        return f"q{number}{self._offset(number, self.schedule.loop_axes())}{inner}", stride
+
+    def _load(self, node: Node) -> str:
+        number = node.attr
+        parameter = self.program.parameters[number]
+        address, stride = self._address(number)
+        if parameter.gathered:
+            index_stride = f"w[{self.words.index_strides[number]}]"
+            index = self._name(node.args[0])
+            if self.program.varies[node.args[0]] & {self.program.vector}:
+                load = f"load_{parameter.dtype.value}"
+                return f"{load}(gather({address}, {stride or '0'}, {index}, {index_stride}, left).lane, lanes)"
+            address = f"{address} + {index}[0] * {index_stride}"
+        if parameter.window is not None:
+            return self._windowed(number, address, stride)
+        return self._plain_load(parameter, address, stride)
+
+    def _plain_load(self, parameter: Parameter, address: str, stride: str) -> str:
+        name = parameter.dtype.value
+        if stride == "":
+            return f"splat_{name}({address})"
+        if stride == "1":
+            return f"load_{name}({address}, left)"
+        return f"load_{name}(gather({address}, {stride}, left).lane, lanes)"
+
+    def _windowed(self, number: int, address: str, stride: str) -> str:
+        """A load that is 0 outside the window and reads nothing there."""
+        parameter, words = self.program.parameters[number], self.words.windows[number]
+        assert words is not None
+        low, high = f"w[{words[0]}]", f"w[{words[1]}]"
+        if parameter.window == self.program.vector:
+            end = f"({high} - i < left ? {high} - i : left)"
+            return f"load_{parameter.dtype.value}(window({address}, {stride or '0'}, {low} - i, {end}).lane, lanes)"
+        inside = f"i{parameter.window} >= {low} && i{parameter.window} < {high}"
+        return f"({inside} ? {self._plain_load(parameter, address, stride)} : {_VECTOR[parameter.dtype.compute]}{{}})"
+
+    def _store(self, i: int) -> None:
+        node = self.program.nodes[i]
+        parameter = self.program.parameters[node.attr]
+        address, stride = self._address(node.attr)
+        value = self._name(node.args[0])
+        store = f"store_{parameter.dtype.value}"
+        if self.schedule.lanes_reduced and self.program.is_row(i):
+            self.put(f"{store}({address}, {value}, 1);")
+        elif stride == "1":
+            self.put(f"{store}({address}, {value}, left);")
+        elif stride == "":
+            self.put(f"{store}({address}, {value}, 1);")
+        else:
+            element = _ELEMENT[parameter.dtype]
+            self.put(f"{{ Packed<{element}> packed; {store}(packed.lane, {value}, lanes);")
+            self.put(f"  scatter({address}, {stride}, packed, left); }}")
+
+
+def _constant(number: float | int | bool, dtype: DType) -> str:
+    if dtype is DType.BOOL:
+        return f"splat({-1 if number else 0})"
+    if not dtype.is_float:
+        value = int(number)
+        if dtype is DType.I64:
+            return "splat((i64)0x8000000000000000)" if value == -(1 << 63) else f"splat((i64){value}l)"
+        return "splat((int)0x80000000)" if value == -(1 << 31) else f"splat({value})"
+    element = _ELEMENT[dtype]
+    number = float(number)
+    if math.isnan(number):
+        text = '__builtin_nan("")'
+    elif math.isinf(number):
+        text = f"{'-' if number < 0 else ''}__builtin_inf()"
+    else:
+        text = number.hex()
+    return f"splat(({element}){text})"
+
+
+def _cast(value: str, source: DType, node: Node) -> str:
+    if node.attr is not None:
+        value = _convert(value, source, DType.F32)
+        return f"round_{'f16' if node.attr is DType.F16 else 'bf16'}({value})"
+    return _convert(value, source, node.dtype)
+
+
+def _convert(value: str, source: DType, target: DType) -> str:
+    if source is target:
+        return value
+    if target is DType.BOOL:
+        return f"mask({value} != 0)"
+    if source is DType.BOOL:
+        value = f"({value} & 1)"
+    vector = _VECTOR[target]
+    converted = value if _VECTOR[source] in (vector, "M") and vector == "I" else f"to_{vector}({value})"
+    wrap = _WRAP.get(target)
+    return f"{wrap}({converted})" if wrap else converted

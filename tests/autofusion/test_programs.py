@@ -1,0 +1,138 @@
+"""Random tile programs as host kernels against the interpreter; phases, kept values, odd sizes, threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import in_order, random_array, run_both, shape_of
+
+from graph_autofusion.dtypes import BF16, F16, F32, I64, DType
+from graph_autofusion.kernel import HostKernel
+from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
+from graph_autofusion.schedule import schedule
+
+# Smooth and bounded, so that rounding in one does not decide about the next.
+UNARY = ["neg", "abs", "exp", "tanh", "sigmoid", "relu", "square", "erf", "gelu", "silu", "sin"]
+BINARY = ["add", "sub", "mul", "maximum", "minimum"]
+ZERO, ONE, ANY = Stride.ZERO, Stride.ONE, Stride.ANY
+
+
+def dense(t: TileBuilder) -> list[Stride]:
+    """Neighbours in the lanes, nothing broadcast."""
+    return [ONE if axis == t.vector else ANY for axis in range(len(t.axes))]
+
+
+@st.composite
+def random_programs(draw: st.DrawFn) -> TileProgram:
+    """Up to three axes, any of the three kinds of loops, broadcast inputs, up to two reductions in a row."""
+    kind = draw(st.sampled_from(["pointwise", "rows", "columns"]))
+    outer = draw(st.integers(0, 2))
+    axes = [f"a{i}" for i in range(outer)]
+    if kind == "pointwise":
+        t = TileBuilder("random", axes=(*axes, "lane"))
+    elif kind == "rows":
+        t = TileBuilder("random", axes=axes, reduced=("lane",))
+    else:
+        t = TileBuilder("random", axes=(*axes, "lane"), reduced=("fold",), vector="lane")
+    rank = len(t.axes)
+
+    def strides() -> list[Stride]:
+        chosen = [draw(st.sampled_from([ZERO, ANY, ANY])) for _ in range(rank)]
+        chosen[t.vector] = draw(st.sampled_from([ONE, ONE, ONE, ANY, ZERO]))
+        return chosen
+
+    dtypes = st.sampled_from([F32, F32, F16, BF16, I64])
+    values: list[Value] = []
+    for i in range(draw(st.integers(1, 3))):
+        dtype = draw(dtypes)
+        values.append(t.cast(t.load(f"x{i}", dtype, strides() if i else dense(t)), F32))
+    for _ in range(draw(st.integers(1, 8))):
+        choice = draw(st.integers(0, 5))
+        if kind != "pointwise" and choice == 0:
+            value = t.reduce(draw(st.sampled_from(["max", "min"])), draw(st.sampled_from(values)))
+            values.append(draw(st.sampled_from(values)) - value)
+        elif choice <= 2:
+            values.append(t.apply(draw(st.sampled_from(UNARY)), draw(st.sampled_from(values)).apply("tanh")))
+        else:
+            a, b = draw(st.sampled_from(values)), draw(st.sampled_from(values))
+            values.append(t.apply(draw(st.sampled_from(BINARY)), a, b))
+    t.store("whole", values[-1], F32, dense(t))
+    if kind != "pointwise":
+        t.store("folded", values[-1].max(), F32)
+    return t.build()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(program=random_programs(), data=st.data())
+def test_random_programs(program: TileProgram, data: st.DataObject) -> None:
+    sizes = tuple(data.draw(st.sampled_from([1, 3, 16, 17, 70])) for _ in program.axes)
+    rng = np.random.default_rng(0)
+    inputs = {}
+    for p in program.inputs:
+        array = random_array(rng, shape_of(p.strides, sizes), p.dtype)
+        inputs[p.name] = in_order(program, p.strides, array)
+    for name, (actual, expected) in run_both(program, sizes, inputs).items():
+        np.testing.assert_allclose(actual, expected, 2e-4, 2e-5, err_msg=f"{name}\n{program}")
+
+
+def softmax(dtype: DType) -> TileProgram:
+    t = TileBuilder("softmax", axes=("row",), reduced=("col",))
+    x = t.load("x", dtype)
+    e = (x - x.max()).exp()
+    t.store("out", e / e.sum(), dtype)
+    return t.build()
+
+
+def test_softmax_keeps_the_exponential() -> None:
+    plan = schedule(softmax(F32))
+    assert [[plan.program.nodes[k].op for k in phase.keeps] for phase in plan.phases] == [[], ["exp"], []]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 5), (7, 16), (5, 1000), (2, 100_003), (0, 4)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_softmax(sizes: tuple[int, int], threads: int) -> None:
+    x = random_array(np.random.default_rng(0), sizes, F32) * np.float32(4)
+    ((actual, expected),) = run_both(softmax(F32), sizes, {"x": x}, threads).values()
+    np.testing.assert_allclose(actual, expected, 1e-5, 1e-9)  # the sum has 100,003 terms
+
+
+def test_softmax_of_nan_and_infinity() -> None:
+    x = np.zeros((3, 40), np.float32)
+    x[0, 3], x[1, 4], x[2] = np.nan, np.inf, -np.inf
+    ((actual, expected),) = run_both(softmax(F32), x.shape, {"x": x}).values()
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+
+
+def test_rows_of_a_transposed_input() -> None:
+    x = random_array(np.random.default_rng(0), (50, 33), F32).T
+    t = TileBuilder("strided", axes=("row",), reduced=("col",))
+    value = t.load("x", F32, (ANY, ANY))
+    t.store("out", value.sum(), F32)
+    ((actual, expected),) = run_both(t.build(), x.shape, {"x": x}).values()
+    np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
+
+
+def test_one_kernel_serves_all_shapes() -> None:
+    kernel = HostKernel(softmax(F32))
+    for sizes in [(2, 3), (4, 500)]:
+        out = kernel.run_arrays(sizes, {"x": np.ones(sizes, np.float32)})["out"]
+        np.testing.assert_allclose(out, 1 / sizes[1], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda t: t.load("x", F32).apply("nothing"), "unknown tile instruction"),
+        (lambda t: t.load("x", F32) + t.load("y", I64), "expected one type"),
+        (lambda t: t.load("x", F32).apply("shl", 1), "it takes"),
+        (lambda t: t.load("x", F32).apply("where", 1), "takes 3 arguments"),
+        (lambda t: t.build(), "stores nothing"),
+        (lambda t: (t.store("out", t.load("x", F32).sum(), F32), t.build()), "no reduced axis"),
+        (lambda t: (t.store("out", t.load("x", F32), F32, (ZERO, ONE)), t.build()), "varies along row"),
+    ],
+)
+def test_refusals(build: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(TileBuilder("refused"))
