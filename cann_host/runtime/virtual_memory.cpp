@@ -1,4 +1,6 @@
-// Reserved addresses, physical memory, and the one mapped to the other. Physical memory is an anonymous file.
+// Reserved addresses, physical memory, and the one mapped to the other. Physical memory is part of an
+// anonymous file.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -6,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "memory.h"
 #include "stream.h"
@@ -15,23 +18,74 @@ namespace {
 
 constexpr size_t granularity = size_t{2} << 20;
 
-/// Lives until its handle is freed and nothing is mapped to it any more.
-struct Physical {
-  Physical(Device& device, size_t size)
-      : device(device), size(size), file(memfd_create("cann_host", MFD_CLOEXEC)) {
-    if (file < 0 || ftruncate(file, static_cast<off_t>(size))) {
-      if (file >= 0) close(file);
-      refuse(ACL_ERROR_RT_MEMORY_ALLOCATION, "the host has no %zu bytes for device %d", size, device.id);
+/// The sparse file that holds the physical memory of all devices. It is one for all, because clients map
+/// gigabytes in pieces of 2 MB, and a process may have few files open.
+class PhysicalFile {
+ public:
+  int descriptor() const { return descriptor_; }
+
+  /// The offset of `size` bytes of zeros; nothing if the host refuses.
+  std::optional<off_t> take(size_t size) {
+    std::lock_guard lock(mutex_);
+    auto fits = [size](const auto& range) { return range.second >= size; };
+    auto found = std::find_if(free_.begin(), free_.end(), fits);
+    if (found != free_.end()) {
+      auto [offset, length] = *found;
+      free_.erase(found);
+      if (length > size) free_.emplace(offset + size, length - size);
+      return static_cast<off_t>(offset);
+    }
+    if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(end_ + size))) return std::nullopt;
+    end_ += size;
+    return static_cast<off_t>(end_ - size);
+  }
+
+  /// Gives the pages back to the host.
+  void give(off_t offset, size_t size) {
+    const int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    if (fallocate(descriptor_, mode, offset, static_cast<off_t>(size))) return;  // dirty: never used again
+    std::lock_guard lock(mutex_);
+    auto range = free_.emplace(static_cast<size_t>(offset), size).first;
+    if (auto next = std::next(range); next != free_.end() && range->first + range->second == next->first) {
+      range->second += next->second;
+      free_.erase(next);
+    }
+    if (range == free_.begin()) return;
+    if (auto before = std::prev(range); before->first + before->second == range->first) {
+      before->second += range->second;
+      free_.erase(range);
     }
   }
+
+ private:
+  std::mutex mutex_;
+  const int descriptor_ = memfd_create("cann_host", MFD_CLOEXEC);
+  size_t end_ = 0;
+  std::map<size_t, size_t> free_;  // length by offset; neighbours are joined
+};
+
+PhysicalFile& physical_file() {
+  static auto* file = new PhysicalFile;
+  return *file;
+}
+
+/// Lives until its handle is freed and nothing is mapped to it any more.
+struct Physical {
+  Physical(Device& device, size_t size) : device(device), size(size) {
+    auto taken = physical_file().take(size);
+    if (!taken) {
+      refuse(ACL_ERROR_RT_MEMORY_ALLOCATION, "the host has no %zu bytes for device %d", size, device.id);
+    }
+    offset = *taken;
+  }
   ~Physical() {
-    close(file);
+    physical_file().give(offset, size);
     device.give_memory(size);
   }
 
   Device& device;
   const size_t size;
-  const int file;
+  off_t offset;  // in physical_file()
 };
 
 struct PhysicalHandle {
@@ -150,8 +204,8 @@ void map(void* pointer, size_t size, size_t offset, aclrtDrvMemHandle handle, ui
   if (memory_map().overlaps(begin, size)) {
     refuse(ACL_ERROR_INVALID_PARAM, "virPtr=%p: memory is mapped there already", pointer);
   }
-  if (mmap(pointer, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory->file,
-           static_cast<off_t>(offset)) == MAP_FAILED) {
+  if (mmap(pointer, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical_file().descriptor(),
+           memory->offset + static_cast<off_t>(offset)) == MAP_FAILED) {
     refuse(ACL_ERROR_RT_MEMORY_ALLOCATION, "the host cannot map %zu bytes at %p", size, pointer);
   }
   madvise(pointer, size, MADV_HUGEPAGE);
