@@ -11,7 +11,7 @@ BUILD = ROOT / "build"
 
 
 pytestmark = pytest.mark.xdist_group("cpp")  # one worker, for the build folder has room for one build
-BINARIES = ("allocator_test", "private_pool_test")
+BINARIES = ("allocator_test", "private_pool_test", "reserved_pool_test")
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ void run_against_the_model() {
   Model model;
   std::mt19937 rng(1);
   std::vector<std::pair<Block*, size_t>> live;
-  for (int step = 0; step < 300'000; ++step) {
+  for (int step = 0; step < 1'000'000; ++step) {
     const bool grow = live.size() < 50 || (live.size() < 1500 && rng() % 2);
     if (grow) {
       const size_t nbytes = random_size(rng);
@@ -47,8 +47,8 @@ void run_against_the_model() {
       model.reusable(block->is_small, block->ptr, block->size, nbytes);
       pool.free(block);
     }
-    if (step % 5'000 == 0) {
-      if (step % 20'000 == 0) pool.empty_cache();
+    if (step % 20'000 == 0) {
+      if (step % 100'000 == 0) pool.empty_cache();
       model.check(pool, driver);
     }
   }

@@ -25,7 +25,9 @@ constexpr size_t kGiB = 1024 * kMiB;
 /// command.
 class FakeDriver final : public Driver {
  public:
-  size_t capacity = 4 * kGiB;
+  explicit FakeDriver(size_t capacity = 4 * kGiB) : capacity(capacity) {}
+
+  size_t capacity;
   bool real_memory = false;
   size_t padding = 0;
   StreamHandle stream = nullptr;
@@ -45,6 +47,8 @@ class FakeDriver final : public Driver {
   c10::DeviceIndex current_device() override { return 0; }
   StreamHandle current_stream(c10::DeviceIndex) override { return stream; }
   StreamHandle stream_handle(const c10::Stream& s) override { return reinterpret_cast<void*>(s.id()); }
+
+  void activate(c10::DeviceIndex) override {}
 
   void* allocate(c10::DeviceIndex, size_t nbytes) override {
     if (used() + nbytes > capacity) return nullptr;
@@ -79,6 +83,7 @@ class FakeDriver final : public Driver {
     EXPECT(memory == ptr && mapped.erase(ptr) == 1);
   }
 
+  void synchronize(c10::DeviceIndex) override { busy_streams.clear(); }
   Event record_event(c10::DeviceIndex, StreamHandle s) override {
     ++live_events;
     return new StreamHandle(s);

@@ -218,7 +218,7 @@ void a_pool_can_help_out_when_the_device_is_full() {
   DevicePool pool(0, driver);
   const auto id = new_pool_id();
   pool.retain_pool(id);
-  pool.configure_pool(id, /*use_on_oom=*/true, /*no_split=*/false);
+  pool.configure_pool(id, /*use_on_oom=*/true, /*no_split=*/false, nullptr);
   {
     const Inside inside(pool, id);
     pool.free(pool.allocate(60 * kMiB, nullptr));
@@ -234,7 +234,7 @@ void a_pool_can_keep_segments_whole() {
   DevicePool pool(0, driver);
   const auto id = new_pool_id();
   pool.retain_pool(id);
-  pool.configure_pool(id, /*use_on_oom=*/false, /*no_split=*/true);
+  pool.configure_pool(id, /*use_on_oom=*/false, /*no_split=*/true, nullptr);
   {
     const Inside inside(pool, id);
     Block* small = pool.allocate(512, nullptr);

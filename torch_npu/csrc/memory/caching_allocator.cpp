@@ -17,7 +17,7 @@ c10::Device npu(c10::DeviceIndex index) { return {c10::DeviceType::PrivateUse1, 
 
 // ---- pools ----
 
-DevicePool& NPUCachingAllocator::pool(c10::DeviceIndex device) {
+DevicePool& NPUCachingAllocator::device_pool(c10::DeviceIndex device) {
   TORCH_CHECK(device >= 0 && device < kMaxDevices, "npu memory: no device has index ",
               static_cast<int>(device));
   DevicePool* pool = pools_[device].load(std::memory_order_acquire);
@@ -33,9 +33,21 @@ DevicePool& NPUCachingAllocator::make_pool(c10::DeviceIndex device) {
   if (!pool) {
     // Never deleted: tensors may be freed while the process exits.
     pool = new DevicePool(device, driver_);
+    if (source_) pool->replace_source(source_);
     pools_[device].store(pool, std::memory_order_release);
   }
   return *pool;
+}
+
+void NPUCachingAllocator::replace_source(std::shared_ptr<const PluggableAllocator> source) {
+  for (DevicePool* pool : existing_pools()) pool->replace_source(source);
+  std::lock_guard lock(mutex_);
+  source_ = std::move(source);
+}
+
+std::shared_ptr<const PluggableAllocator> NPUCachingAllocator::source() {
+  std::lock_guard lock(mutex_);
+  return source_;
 }
 
 std::vector<DevicePool*> NPUCachingAllocator::existing_pools() {
@@ -58,10 +70,10 @@ c10::DataPtr NPUCachingAllocator::allocate(size_t nbytes) {
 }
 
 Block* NPUCachingAllocator::allocate_block(size_t nbytes, c10::DeviceIndex device, StreamHandle stream) {
-  return pool(device).allocate(nbytes, stream);
+  return device_pool(device).allocate(nbytes, stream);
 }
 
-void NPUCachingAllocator::free_block(Block* block) { pool(block->device).free(block); }
+void NPUCachingAllocator::free_block(Block* block) { device_pool(block->device).free(block); }
 
 void delete_block(void* context) {
   auto* block = static_cast<Block*>(context);
@@ -101,7 +113,7 @@ void NPUCachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream str
   if (!block) return;
   TORCH_CHECK(stream.device() == data.device(), "record_stream: the memory is on ", data.device(),
               ", but the stream on ", stream.device());
-  pool(block->device).record_stream(block, driver_.stream_handle(stream));
+  device_pool(block->device).record_stream(block, driver_.stream_handle(stream));
 }
 
 void NPUCachingAllocator::emptyCache(c10::MempoolId_t mempool_id) {
@@ -111,45 +123,38 @@ void NPUCachingAllocator::emptyCache(c10::MempoolId_t mempool_id) {
 // ---- private pools ----
 
 void NPUCachingAllocator::retain_pool(c10::DeviceIndex device, c10::MempoolId_t id) {
-  pool(device).retain_pool(id);
+  device_pool(device).retain_pool(id);
 }
 
 void NPUCachingAllocator::begin_allocate_to_pool(c10::DeviceIndex device, c10::MempoolId_t id,
                                                  PoolFilter filter) {
-  pool(device).begin_allocate_to_pool(id, std::move(filter));
+  device_pool(device).begin_allocate_to_pool(id, std::move(filter));
 }
 
 void NPUCachingAllocator::end_allocate_to_pool(c10::DeviceIndex device, c10::MempoolId_t id) {
-  pool(device).end_allocate_to_pool(id);
+  device_pool(device).end_allocate_to_pool(id);
 }
 
 void NPUCachingAllocator::release_pool(c10::DeviceIndex device, c10::MempoolId_t id) {
-  pool(device).release_pool(id);
+  device_pool(device).release_pool(id);
 }
 
 int NPUCachingAllocator::pool_use_count(c10::DeviceIndex device, c10::MempoolId_t id) {
-  return pool(device).pool_use_count(id);
+  return device_pool(device).pool_use_count(id);
 }
 
-void NPUCachingAllocator::configure_pool(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom,
-                                         bool no_split) {
-  pool(device).configure_pool(id, use_on_oom, no_split);
-}
-
-void NPUCachingAllocator::empty_pool(c10::DeviceIndex device, c10::MempoolId_t id) {
-  pool(device).empty_cache(id);
-}
-
-void NPUCachingAllocator::begin_capture(c10::DeviceIndex device) { pool(device).begin_capture(); }
-void NPUCachingAllocator::end_capture(c10::DeviceIndex device) { pool(device).end_capture(); }
+void NPUCachingAllocator::begin_capture(c10::DeviceIndex device) { device_pool(device).begin_capture(); }
+void NPUCachingAllocator::end_capture(c10::DeviceIndex device) { device_pool(device).end_capture(); }
 
 // ---- questions ----
 
-DeviceStats NPUCachingAllocator::getDeviceStats(c10::DeviceIndex device) { return pool(device).stats(); }
-void NPUCachingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
-  pool(device).reset_accumulated_stats();
+DeviceStats NPUCachingAllocator::getDeviceStats(c10::DeviceIndex device) {
+  return device_pool(device).stats();
 }
-void NPUCachingAllocator::resetPeakStats(c10::DeviceIndex device) { pool(device).reset_peak_stats(); }
+void NPUCachingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  device_pool(device).reset_accumulated_stats();
+}
+void NPUCachingAllocator::resetPeakStats(c10::DeviceIndex device) { device_pool(device).reset_peak_stats(); }
 
 std::pair<size_t, size_t> NPUCachingAllocator::getMemoryInfo(c10::DeviceIndex device) {
   return driver_.memory_info(device);
@@ -163,11 +168,11 @@ bool NPUCachingAllocator::owns(const void* ptr) {
 }
 
 void NPUCachingAllocator::set_memory_fraction(double fraction, c10::DeviceIndex device) {
-  pool(device).set_memory_fraction(fraction);
+  device_pool(device).set_memory_fraction(fraction);
 }
 
 double NPUCachingAllocator::memory_fraction(c10::DeviceIndex device) {
-  return pool(device).memory_fraction();
+  return device_pool(device).memory_fraction();
 }
 
 std::vector<SegmentInfo> NPUCachingAllocator::snapshot(c10::MempoolId_t id) {
@@ -182,13 +187,13 @@ std::vector<SegmentInfo> NPUCachingAllocator::snapshot(c10::MempoolId_t id) {
 
 void NPUCachingAllocator::record_history(const History::Options& options) {
   for (c10::DeviceIndex device = 0; device < driver_.device_count(); ++device)
-    pool(device).record_history(options);
+    device_pool(device).record_history(options);
 }
 
 std::vector<std::vector<History::Event>> NPUCachingAllocator::history() {
   std::vector<std::vector<History::Event>> result;
   for (c10::DeviceIndex device = 0; device < driver_.device_count(); ++device) {
-    result.push_back(pool(device).history());
+    result.push_back(device_pool(device).history());
   }
   return result;
 }

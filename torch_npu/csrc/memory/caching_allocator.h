@@ -58,14 +58,20 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   void release_pool(c10::DeviceIndex device, c10::MempoolId_t id);
   /// 0 for a pool that does not exist.
   int pool_use_count(c10::DeviceIndex device, c10::MempoolId_t id);
-  void configure_pool(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom, bool no_split);
-  /// Gives the pool's free memory back to the device if it has no users; nothing for a pool that is gone.
-  void empty_pool(c10::DeviceIndex device, c10::MempoolId_t id);
 
   /// To be called before a stream of `device` starts to be captured and after it ended, also if it failed.
   /// In between the allocator asks no events and gives no memory back: neither may happen during a capture.
   void begin_capture(c10::DeviceIndex device);
   void end_capture(c10::DeviceIndex device);
+
+  /// The cache of one device, made at first use.
+  DevicePool& device_pool(c10::DeviceIndex device);
+
+  /// Takes all memory outside of private pools from `source` from now on, on all devices and without a cache;
+  /// raises if a tensor was allocated before.
+  void replace_source(std::shared_ptr<const PluggableAllocator> source);
+  /// What replace_source() was given; null: the driver.
+  std::shared_ptr<const PluggableAllocator> source();
 
   /// True if `ptr` points into memory of this allocator.
   bool owns(const void* ptr);
@@ -87,13 +93,13 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
  private:
   static constexpr c10::DeviceIndex kMaxDevices = 64;
 
-  DevicePool& pool(c10::DeviceIndex device);
   DevicePool& make_pool(c10::DeviceIndex device);
   std::vector<DevicePool*> existing_pools();
 
   Driver& driver_;
-  std::mutex mutex_;  // guards the creation of pools and raw_blocks_
+  std::mutex mutex_;  // guards the creation of pools, source_ and raw_blocks_
   std::array<std::atomic<DevicePool*>, kMaxDevices> pools_{};
+  std::shared_ptr<const PluggableAllocator> source_;
   std::unordered_map<void*, Block*> raw_blocks_;
 };
 

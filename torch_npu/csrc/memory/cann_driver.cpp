@@ -24,6 +24,8 @@ class CannDriver final : public Driver {
   }
   StreamHandle stream_handle(const c10::Stream& stream) override { return device::stream_handle(stream); }
 
+  void activate(c10::DeviceIndex index) override { device::activate(index); }
+
   void* allocate(c10::DeviceIndex index, size_t nbytes) override {
     device::activate(index);
     void* ptr = nullptr;
@@ -80,6 +82,8 @@ class CannDriver final : public Driver {
     cann::api().aclrtUnmapMem.checked(ptr);
     cann::api().aclrtFreePhysical.checked(memory);
   }
+
+  void synchronize(c10::DeviceIndex index) override { device::synchronize(index); }
 
   Event record_event(c10::DeviceIndex index, StreamHandle stream) override {
     device::activate(index);

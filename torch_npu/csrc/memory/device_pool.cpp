@@ -47,23 +47,28 @@ Block* DevicePool::allocate(size_t nbytes, StreamHandle stream) {
   History::Context context = history_.gather(Level::STATE);
   std::unique_lock lock(mutex_);
   context_ = std::move(context);
-  if (nbytes >= kExabyte) raise_out_of_memory(lock, nbytes);
+  Arena& arena = arena_for(stream);
+  if (nbytes >= kExabyte) raise_out_of_memory(lock, nbytes, arena);
   if (!pending_.empty() && captures_ == 0) reclaim_completed();
   ++allocation_count_;
 
   const size_t size = round_size(nbytes);
   const bool is_small = size <= kSmallMax;
-  StreamPool& pool = arena_for(stream).pool_of(stream);
+  ++arena.allocations;
+  StreamPool& pool = arena.pool_of(stream);
   Block* block = take_free_block(pool, size, is_small);
-  if (!block) [[unlikely]] {
+  if (block) [[likely]] {
+    ++arena.hits;
+  } else {
     block = allocate_segment_or_reclaim(pool, size, is_small);
     if (!block) block = borrow_from_private_pool(stream, size, is_small);
-    if (!block) raise_out_of_memory(lock, nbytes);
+    if (!block) raise_out_of_memory(lock, nbytes, arena);
   }
   split(block, size);
 
   block->allocated = true;
   block->requested_size = nbytes;
+  block->pool->arena.allocated_bytes.increase(block->size);
   const size_t index = index_of(block);
   increase(stats_.allocation, index, 1);
   increase(stats_.allocated_bytes, index, block->size);
@@ -153,6 +158,7 @@ void DevicePool::free(Block* block) {
   const size_t index = index_of(block);
   decrease(stats_.allocation, index, 1);
   decrease(stats_.allocated_bytes, index, block->size);
+  block->pool->arena.allocated_bytes.decrease(block->size);
   if (block->size >= settings().max_split_size) stats_.oversize_allocations.decrease(1);
 
   if (block->stream_uses.empty()) [[likely]] {
@@ -210,7 +216,11 @@ void DevicePool::put_back(Block* block) {
   change(stats_.inactive_split, inactive_blocks);
   change(stats_.inactive_split_bytes, inactive_bytes);
   block->idle_since = allocation_count_;
-  insert_free(block);
+  if (block->pool->arena.is_cached) [[likely]] {
+    insert_free(block);
+  } else {
+    release_segment(block);
+  }
 }
 
 /// Makes one block of two neighbours; the lower one survives.

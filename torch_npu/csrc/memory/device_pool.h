@@ -16,6 +16,7 @@
 #include "torch_npu/csrc/memory/driver.h"
 #include "torch_npu/csrc/memory/expandable_segment.h"
 #include "torch_npu/csrc/memory/history.h"
+#include "torch_npu/csrc/memory/holders.h"
 #include "torch_npu/csrc/memory/settings.h"
 
 namespace torch_npu::memory {
@@ -24,13 +25,26 @@ namespace torch_npu::memory {
 /// must not allocate).
 using PoolFilter = std::function<bool(StreamHandle)>;
 
+/// How a pool of reserved addresses is used; sizes in bytes.
+struct PoolUsage {
+  size_t size = 0;                     // addresses
+  size_t in_use = 0, peak_in_use = 0;  // by tensors
+  size_t mapped = 0, peak_mapped = 0;  // physical memory
+  size_t free_mapped = 0;              // memory that nobody uses now
+  size_t largest_free = 0;             // its longest stretch
+  size_t live = 0;                     // allocations that are not freed, or still used by other streams
+  uint64_t allocations = 0;
+  uint64_t hits = 0;  // of these, served without asking the driver
+};
+
 /// The cache of one device's memory: segments from the driver, cut into blocks on demand, joined again when
 /// they are free, kept for the stream that used them. A free block can be reused at once by work on its own
 /// stream, because that runs after the work that used it last; other streams are made known by
 /// record_stream().
 ///
 /// Defined in device_pool.cpp (allocation and release), device_pool_segments.cpp (memory from and to the
-/// driver), device_pool_arenas.cpp (private pools) and device_pool_report.cpp (statistics and errors).
+/// driver), device_pool_arenas.cpp (private pools), device_pool_reserved.cpp (pools of reserved addresses),
+/// device_pool_report.cpp (statistics) and out_of_memory.cpp.
 class DevicePool {
  public:
   DevicePool(c10::DeviceIndex device, Driver& driver);
@@ -55,7 +69,14 @@ class DevicePool {
   void end_allocate_to_pool(c10::MempoolId_t id);
   void release_pool(c10::MempoolId_t id);
   int pool_use_count(c10::MempoolId_t id);
-  void configure_pool(c10::MempoolId_t id, bool use_on_oom, bool no_split);
+  void configure_pool(c10::MempoolId_t id, bool use_on_oom, bool no_split,
+                      std::shared_ptr<const PluggableAllocator> source);
+  void replace_source(std::shared_ptr<const PluggableAllocator> source);
+  void open_reserved_pool(c10::MempoolId_t id, size_t size, bool map_all);
+  void close_reserved_pool(c10::MempoolId_t id);
+  void set_default_pool(c10::MempoolId_t id, bool is_default);
+  PoolUsage reserved_pool_usage(c10::MempoolId_t id);
+  const void* reserved_pool_base(c10::MempoolId_t id);
   void begin_capture();
   void end_capture();
 
@@ -98,21 +119,26 @@ class DevicePool {
 
   Block* take_free_block(StreamPool& pool, size_t size, bool is_small);
   Block* allocate_segment(StreamPool& pool, size_t size, bool is_small);
+  Block* new_segment(StreamPool& pool, void* ptr, size_t size, bool is_small);
   Block* allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small);
   Block* borrow_from_private_pool(StreamHandle stream, size_t size, bool is_small);
   void report_to_profiler(const Block* block, int64_t change) const;
   void record(History::Event::Action action, const Block* block, size_t size);
-  [[noreturn]] void raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t requested);
+  [[noreturn]] void raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t requested, Arena& arena);
+  std::vector<Holding> holdings(const Arena* arena);
 
   Arena& arena_for(StreamHandle stream);
   Arena& private_arena(c10::MempoolId_t id, const char* caller);
+  Arena& reserved_arena(c10::MempoolId_t id);
+  PoolUsage usage_of(const Arena& arena);
   std::vector<Arena*> arenas();
   void forget_unused_arenas();
   Segment& add_segment(Block* head, std::unique_ptr<ExpandableSegment> expandable);
   void remove_segment(Block* head);
 
   Block* expand(StreamPool& pool, size_t size, bool is_small);
-  static size_t free_before(const Block* block);
+  static size_t free_before(const Block* gap, const StreamPool& pool, bool is_small);
+  static bool grows_from_top(const StreamPool& pool, bool is_small);
   Block* find_unmapped(StreamPool& pool, size_t size, bool is_small);
   Block* reserve_addresses(StreamPool& pool, bool is_small);
   void unmap(Block* block);
@@ -145,10 +171,11 @@ class DevicePool {
 
   Arena default_arena_{kDefaultPool};
   std::map<c10::MempoolId_t, Arena> private_arenas_;
-  std::vector<Route> routes_;                // the last one whose filter agrees counts
-  int captures_ = 0;                         // under way: the streams' events cannot be asked meanwhile
-  std::vector<Block*> freed_in_capture_;     // those that other streams use
-  std::map<const void*, Segment> segments_;  // by address
+  std::vector<Arena*> defaults_{&default_arena_};  // the last one takes what no route does
+  std::vector<Route> routes_;                      // the last one whose filter agrees counts
+  int captures_ = 0;                               // under way: the streams' events cannot be asked meanwhile
+  std::vector<Block*> freed_in_capture_;           // those that other streams use
+  std::map<const void*, Segment> segments_;        // by address
   std::unordered_map<StreamHandle, PendingEvents> pending_;
   std::deque<Block> block_storage_;
   std::vector<Block*> unused_blocks_;

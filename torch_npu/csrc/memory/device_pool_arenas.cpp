@@ -11,7 +11,7 @@ Arena& DevicePool::arena_for(StreamHandle stream) {
   for (auto route = routes_.rbegin(); route != routes_.rend(); ++route) {
     if (route->filter(stream)) return *route->arena;
   }
-  return default_arena_;
+  return *defaults_.back();
 }
 
 Arena& DevicePool::private_arena(c10::MempoolId_t id, const char* caller) {
@@ -76,11 +76,24 @@ int DevicePool::pool_use_count(c10::MempoolId_t id) {
   return found == private_arenas_.end() ? 0 : found->second.use_count;
 }
 
-void DevicePool::configure_pool(c10::MempoolId_t id, bool use_on_oom, bool no_split) {
+void DevicePool::configure_pool(c10::MempoolId_t id, bool use_on_oom, bool no_split,
+                                std::shared_ptr<const PluggableAllocator> source) {
   std::lock_guard lock(mutex_);
   Arena& arena = private_arena(id, "configure_pool");
   arena.use_on_oom = use_on_oom;
   arena.no_split = no_split;
+  arena.source = std::move(source);
+}
+
+void DevicePool::replace_source(std::shared_ptr<const PluggableAllocator> source) {
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(
+      allocation_count_ == 0,
+      "Can't swap an already initialized allocator: change_current_allocator must come before the first "
+      "tensor on device npu:",
+      static_cast<int>(device_));
+  default_arena_.source = std::move(source);
+  default_arena_.is_cached = false;
 }
 
 /// A free block of a pool that helps out when the device is full, in no free list any more; null if none has

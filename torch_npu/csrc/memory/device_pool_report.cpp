@@ -4,50 +4,16 @@
 #include <limits>
 
 #include "torch_npu/csrc/memory/device_pool.h"
-#include "torch_npu/csrc/memory/sizes.h"
 #include "torch_npu/csrc/memory/statistics.h"
 
-// Statistics, history, snapshots and the out-of-memory error.
+// Statistics, history and snapshots.
 namespace torch_npu::memory {
 
-using c10::CachingAllocator::format_size;
 using c10::CachingAllocator::Stat;
 using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::DeviceStats;
 using c10::CachingDeviceAllocator::SegmentInfo;
 using Action = History::Event::Action;
-
-void DevicePool::raise_out_of_memory(std::unique_lock<std::mutex>& lock, size_t requested) {
-  ++stats_.num_ooms;
-  const int64_t allocated = stats_.allocated_bytes[0].current;
-  const auto reserved = static_cast<int64_t>(reserved_);
-  const double fraction = fraction_;
-  const auto [free, total] = driver_.memory_info(device_);
-  history_.record(Action::OOM, device_, reinterpret_cast<void*>(free), requested, nullptr, kDefaultPool,
-                  context_);
-  lock.unlock();
-
-  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(requested), allocated, reserved,
-                                   c10::Device(c10::DeviceType::PrivateUse1, device_));
-  TORCH_CHECK_WITH(OutOfMemoryError, requested < kExabyte,
-                   "NPU out of memory. Tried to allocate more than 1EB memory.");
-  std::string allowed;
-  if (fraction < 1) {
-    allowed = c10::str(" This process may use ", format_size(static_cast<uint64_t>(fraction * total)),
-                       " (memory fraction ", fraction, ").");
-  }
-  const Settings& current = settings();
-  const char* advice =
-      current.expandable_segments ? "" : "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, or ";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", format_size(requested),
-                   ". Device ", static_cast<int>(device_), " has a total capacity of ", format_size(total),
-                   " of which ", format_size(free), " is free.", allowed, " Of the memory in use, ",
-                   format_size(allocated), " is allocated by PyTorch and ", format_size(reserved - allocated),
-                   " is reserved by PyTorch but unallocated (settings: PYTORCH_NPU_ALLOC_CONF=",
-                   current.text.empty() ? "unset" : current.text,
-                   "). If much is reserved but unallocated, memory is fragmented; try ", advice,
-                   "smaller batches, or free tensors that are not needed.");
-}
 
 // ---- history and profiler ----
 
@@ -96,6 +62,7 @@ void DevicePool::reset_accumulated_stats() {
 void DevicePool::reset_peak_stats() {
   std::lock_guard lock(mutex_);
   for_each_stat(stats_, [](Stat& stat) { stat.reset_peak(); });
+  for (Arena* arena : arenas()) arena->allocated_bytes.reset_peak();
   auto& of_pools = stats_.reserved_bytes_by_private_pools;
   for (auto pool = of_pools.begin(); pool != of_pools.end();) {
     pool = private_arenas_.count(pool->first) ? std::next(pool) : of_pools.erase(pool);

@@ -14,26 +14,36 @@ using Level = History::Level;
 /// A segment for `size` bytes as one free block that is in no free list; null if the memory limit or the
 /// driver refuses.
 Block* DevicePool::allocate_segment(StreamPool& pool, size_t size, bool is_small) {
-  if (settings().expandable_segments) return expand(pool, size, is_small);
-  const size_t segment_size = is_small                ? kSmallSegment
+  const Arena& arena = pool.arena;
+  const PluggableAllocator* source = arena.source.get();
+  if (arena.reservation || (settings().expandable_segments && !source)) return expand(pool, size, is_small);
+  const size_t segment_size = !arena.is_cached        ? size
+                              : is_small              ? kSmallSegment
                               : size < kMinOwnSegment ? settings().large_segment_size
                                                       : round_up(size, kSegmentGranule);
   if (reserved_ + segment_size > limit()) return nullptr;
-  void* ptr = driver_.allocate(device_, segment_size);
+  if (source) driver_.activate(device_);
+  void* ptr =
+      source ? source->allocate(segment_size, device_, pool.stream) : driver_.allocate(device_, segment_size);
   if (!ptr) return nullptr;
 
-  Block* block = new_block();
-  block->ptr = ptr;
-  block->size = segment_size;
-  block->is_small = is_small;
-  block->device = device_;
-  block->stream = pool.stream;
-  block->pool = &pool;
+  Block* block = new_segment(pool, ptr, segment_size, is_small);
   add_segment(block, nullptr);
   record(Action::SEGMENT_ALLOC, block, segment_size);
   increase(stats_.segment, index_of(block), 1);
   count_reserved(block, true);
   if (segment_size >= settings().max_split_size) stats_.oversize_segments.increase(1);
+  return block;
+}
+
+Block* DevicePool::new_segment(StreamPool& pool, void* ptr, size_t size, bool is_small) {
+  Block* block = new_block();
+  block->ptr = ptr;
+  block->size = size;
+  block->is_small = is_small;
+  block->device = device_;
+  block->stream = pool.stream;
+  block->pool = &pool;
   return block;
 }
 
@@ -143,6 +153,11 @@ void DevicePool::release_cached(Arena& arena) {
     pool->small.for_each(collect);
     std::for_each(pool->large.begin(), pool->large.end(), collect);
   }
+  // Unmapping a page does not wait for its last use, as freeing does; and a page of a fully mapped pool may
+  // go to another stream at once.
+  if (std::any_of(unused.begin(), unused.end(), [](const Block* block) { return block->expandable; })) {
+    driver_.synchronize(device_);
+  }
   for (Block* block : unused) {
     if (block->expandable) {
       unmap(block);
@@ -154,7 +169,12 @@ void DevicePool::release_cached(Arena& arena) {
 }
 
 void DevicePool::release_segment(Block* block) {
-  driver_.release(device_, block->ptr);
+  if (const PluggableAllocator* source = block->pool->arena.source.get()) {
+    driver_.activate(device_);
+    source->release(block->ptr, block->size, device_, block->stream);
+  } else {
+    driver_.release(device_, block->ptr);
+  }
   record(Action::SEGMENT_FREE, block, block->size);
   remove_segment(block);
   decrease(stats_.segment, index_of(block), 1);
@@ -168,14 +188,31 @@ void DevicePool::release_segment(Block* block) {
 /// Puts memory behind addresses next to free memory, if possible. Returns a free block of `size` bytes at
 /// least that is in no free list, or null for lack of memory.
 Block* DevicePool::expand(StreamPool& pool, size_t size, bool is_small) {
+  Arena& arena = pool.arena;
   Block* block = find_unmapped(pool, size, is_small);
+  if (!block && arena.reservation) return nullptr;
   if (!block) block = reserve_addresses(pool, is_small);
-  const size_t mapped_size = round_up(size - free_before(block), block->expandable->chunk_size());
-  if (mapped_size > block->size || reserved_ + mapped_size > limit()) return nullptr;
-  if (!block->expandable->map(block->ptr, mapped_size)) return nullptr;
+  const bool from_top = grows_from_top(pool, is_small);
+  const size_t chunk = block->expandable->chunk_size();
+  const size_t mapped_size = round_up(size - (from_top ? 0 : free_before(block, pool, is_small)), chunk);
+  if (mapped_size > block->size) return nullptr;
+  const size_t offset = from_top ? block->size - mapped_size : 0;
+  if (!arena.is_fully_mapped) {
+    if (reserved_ + mapped_size > limit()) return nullptr;
+    if (!block->expandable->map(static_cast<char*>(block->ptr) + offset, mapped_size)) return nullptr;
+  }
 
-  pool.unmapped.erase(block);
-  if (mapped_size < block->size) pool.unmapped.insert(cut(block, mapped_size));
+  FreeSet& unmapped = arena.unmapped_for(pool);
+  unmapped.erase(block);
+  if (offset > 0) {
+    Block* low = std::exchange(block, cut(block, offset));
+    unmapped.insert(low);
+  } else if (mapped_size < block->size) {
+    unmapped.insert(cut(block, mapped_size));
+  }
+  block->pool = &pool;
+  block->stream = pool.stream;
+  block->is_small = is_small;
   const int neighbours = block->adjoins(block->prev) + block->adjoins(block->next);
   std::vector<Block*> free_neighbours;
   for (Block* neighbour : {block->prev, block->next}) {
@@ -185,8 +222,10 @@ Block* DevicePool::expand(StreamPool& pool, size_t size, bool is_small) {
     free_neighbours.push_back(neighbour);
   }
   block->mapped = true;
-  count_reserved(block, true);
-  record(Action::SEGMENT_MAP, block, block->size);
+  if (!arena.is_fully_mapped) {
+    count_reserved(block, true);
+    record(Action::SEGMENT_MAP, block, block->size);
+  }
   // A segment is a stretch of addresses with memory: this one is new, extends one or closes the gap between
   // two.
   if (neighbours == 0) increase(stats_.segment, index_of(block), 1);
@@ -198,17 +237,29 @@ Block* DevicePool::expand(StreamPool& pool, size_t size, bool is_small) {
   return block;
 }
 
-/// Bytes of the free block that ends where `block`, which has no memory yet, begins.
-size_t DevicePool::free_before(const Block* block) {
-  return block->adjoins(block->prev) && block->prev->is_free() ? block->prev->size : 0;
+/// Bytes of the free block that ends where `gap` begins and can be joined with it.
+size_t DevicePool::free_before(const Block* gap, const StreamPool& pool, bool is_small) {
+  const Block* before = gap->prev;
+  const bool fits = before && before->is_free() && before->pool == &pool && before->is_small == is_small;
+  return fits ? before->size : 0;
 }
 
-/// The lowest addresses without memory that, with the free block before them, suffice for `size` bytes.
+/// Small blocks, which live long, begin at the end of a reserved range, so that they do not part the rest of
+/// it.
+bool DevicePool::grows_from_top(const StreamPool& pool, bool is_small) {
+  return is_small && pool.arena.reservation;
+}
+
+/// The lowest (where growth is from the top the highest) addresses without memory that, with the free block
+/// before them, suffice for `size` bytes.
 Block* DevicePool::find_unmapped(StreamPool& pool, size_t size, bool is_small) {
+  const bool from_top = grows_from_top(pool, is_small);
   Block* best = nullptr;
-  for (Block* block : pool.unmapped) {
-    if (block->is_small != is_small || free_before(block) + block->size < size) continue;
-    if (!best || block->ptr < best->ptr) best = block;
+  for (Block* block : pool.arena.unmapped_for(pool)) {
+    if (block->is_small != is_small && !pool.arena.reservation) continue;
+    const size_t before = from_top ? 0 : free_before(block, pool, is_small);
+    if (before + block->size < size) continue;
+    if (!best || (block->ptr < best->ptr) != from_top) best = block;
   }
   return best;
 }
@@ -219,15 +270,9 @@ Block* DevicePool::reserve_addresses(StreamPool& pool, bool is_small) {
   // More addresses than memory, so that a segment with holes can still take all memory at its end.
   const size_t size = round_up(total_memory_ + total_memory_ / 8, chunk);
   auto segment = std::make_unique<ExpandableSegment>(driver_, device_, size, chunk);
-  Block* block = new_block();
-  block->ptr = segment->base();
-  block->size = size;
+  Block* block = new_segment(pool, segment->base(), size, is_small);
   block->mapped = false;
-  block->is_small = is_small;
   block->expandable = segment.get();
-  block->device = device_;
-  block->stream = pool.stream;
-  block->pool = &pool;
   pool.unmapped.insert(block);
   add_segment(block, std::move(segment));
   return block;
@@ -248,10 +293,13 @@ void DevicePool::unmap(Block* block) {
   Block* gap = begin > offset ? cut(block, begin - offset) : block;
   Block* rest = gap->size > end - begin ? cut(gap, end - begin) : nullptr;
   const int neighbours = gap->adjoins(gap->prev) + gap->adjoins(gap->next);
-  segment.unmap(gap->ptr, gap->size);
   gap->mapped = false;
-  count_reserved(gap, false);
-  record(Action::SEGMENT_UNMAP, gap, gap->size);
+  Arena& arena = gap->pool->arena;
+  if (!arena.is_fully_mapped) {
+    segment.unmap(gap->ptr, gap->size);
+    count_reserved(gap, false);
+    record(Action::SEGMENT_UNMAP, gap, gap->size);
+  }
   if (neighbours == 0) decrease(stats_.segment, index_of(gap), 1);
   if (neighbours == 2) increase(stats_.segment, index_of(gap), 1);
   for (Block* remaining : {gap != block ? block : nullptr, rest}) {
@@ -260,7 +308,7 @@ void DevicePool::unmap(Block* block) {
     count_inactive(remaining, true);
   }
 
-  FreeSet& unmapped = gap->pool->unmapped;
+  FreeSet& unmapped = arena.unmapped_for(*gap->pool);
   if (gap->next && !gap->next->mapped) {
     unmapped.erase(gap->next);
     join(gap, gap->next);
@@ -269,7 +317,7 @@ void DevicePool::unmap(Block* block) {
     unmapped.erase(gap->prev);
     gap = join(gap->prev, gap);
   }
-  if (gap->prev || gap->next) {
+  if (gap->prev || gap->next || arena.reservation) {
     unmapped.insert(gap);
   } else {
     remove_segment(gap);

@@ -25,6 +25,9 @@ class Driver {
   virtual StreamHandle current_stream(c10::DeviceIndex device) = 0;
   virtual StreamHandle stream_handle(const c10::Stream& stream) = 0;
 
+  /// Makes the device current in this thread, for code that calls it directly.
+  virtual void activate(c10::DeviceIndex device) = 0;
+
   virtual void* allocate(c10::DeviceIndex device, size_t nbytes) = 0;
   virtual void release(c10::DeviceIndex device, void* ptr) = 0;
   /// Free and total bytes of the device.
@@ -38,6 +41,8 @@ class Driver {
   virtual PhysicalMemory map_memory(c10::DeviceIndex device, void* ptr, size_t nbytes) = 0;
   virtual void unmap_memory(c10::DeviceIndex device, void* ptr, PhysicalMemory memory) = 0;
 
+  /// Waits for all work on the device.
+  virtual void synchronize(c10::DeviceIndex device) = 0;
   virtual Event record_event(c10::DeviceIndex device, StreamHandle stream) = 0;
   virtual bool event_completed(Event event) = 0;
   virtual void wait_for_event(Event event) = 0;

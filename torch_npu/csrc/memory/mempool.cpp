@@ -16,15 +16,16 @@ c10::MempoolId_t new_pool_id(bool is_user_created) {
 
 MemPool::MemPool(c10::DeviceIndex device, const Options& options)
     : id_(new_pool_id(options.is_user_created)), device_(device) {
-  caching_allocator().retain_pool(device_, id_);
-  caching_allocator().configure_pool(device_, id_, options.use_on_oom, options.no_split);
+  DevicePool& pool = caching_allocator().device_pool(device_);
+  pool.retain_pool(id_);
+  pool.configure_pool(id_, options.use_on_oom, options.no_split, options.source);
 }
 
 MemPool::~MemPool() {
-  NPUCachingAllocator& allocator = caching_allocator();
   try {
-    allocator.release_pool(device_, id_);
-    allocator.empty_pool(device_, id_);
+    DevicePool& pool = caching_allocator().device_pool(device_);
+    pool.release_pool(id_);
+    pool.empty_cache(id_);
   } catch (const std::exception& error) {  // must not leave a destructor
     TORCH_WARN("torch.npu.MemPool: the pool's memory could not be given back: ", error.what());
   }

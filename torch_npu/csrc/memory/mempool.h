@@ -3,6 +3,10 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 
+#include <memory>
+
+#include "torch_npu/csrc/memory/pluggable.h"
+
 namespace torch_npu::memory {
 
 /// An id that no other private pool has: (0, n) for the pools that users make, (n, 0) for those that a graph
@@ -17,6 +21,7 @@ class MemPool {
     bool is_user_created = true;
     bool use_on_oom = false;  // its free memory serves other allocations when the device is full
     bool no_split = false;    // each segment is one block
+    std::shared_ptr<const PluggableAllocator> source;  // of the segments; null: the driver
   };
 
   /// Of the device `device`, which is initialised.

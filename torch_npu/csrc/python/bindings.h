@@ -14,6 +14,10 @@ void bind_python_line();
 void bind_memory(py::module_& m);
 void bind_memory_snapshot(py::module_& m);
 void bind_mempool(py::module_& m);
+void bind_vm_pool(py::module_& m);
+
+/// True for files of torch, torch_npu and Python itself, whose lines say nothing about the user's program.
+bool is_library_file(const std::string& file);
 
 /// Lets other Python threads run during a call that waits for a device.
 using without_gil = py::call_guard<py::gil_scoped_release>;

@@ -158,6 +158,25 @@ py::dict settings() {
   return result;
 }
 
+/// The innermost Python frame outside torch, without one the innermost at all: "train.py:12 in forward".
+std::string line_of_context(const History::Context& context) {
+  if (!Py_IsInitialized()) return "";
+  const py::gil_scoped_acquire gil;
+  std::vector<torch::CapturedTraceback*> stack{torch::getCapturedTracebackFromContext(context)};
+  const std::vector<py::object> stacks = torch::py_symbolize(stack);
+  std::string innermost;
+  for (const py::handle frame : stacks.at(0)) {
+    const auto file = frame["filename"].cast<std::string>();
+    const bool is_python = file.starts_with('<') || file.ends_with(".py");  // the others are frames of C++
+    if (!is_python) continue;
+    std::string line = c10::str(file, ":", py::str(frame["line"]).cast<std::string>(), " in ",
+                                frame["name"].cast<std::string>());
+    if (!is_library_file(file)) return line;
+    if (innermost.empty()) innermost = std::move(line);
+  }
+  return innermost;
+}
+
 void record_memory_history(const std::optional<std::string>& enabled,
                            const std::optional<std::string>& context, const std::string& stacks,
                            size_t max_entries, bool clear_history,
@@ -183,6 +202,7 @@ void record_memory_history(const std::optional<std::string>& enabled,
 
 /// The dictionaries of torch.cuda.memory._snapshot(), which PyTorch's memory visualiser reads.
 void bind_memory_snapshot(py::module_& m) {
+  memory::set_line_of_context(&line_of_context);
   m.def("_record_memory_history", &record_memory_history);
   m.def("_memory_segments", [](c10::MempoolId_t pool) {
     Frames frames;

@@ -8,12 +8,13 @@
 #include "torch_npu/csrc/python/bindings.h"
 
 namespace torch_npu::python {
-namespace {
 
 bool is_library_file(const std::string& file) {
   return file.find("/torch/") != std::string::npos || file.find("/torch_npu/") != std::string::npos ||
          file.rfind("<frozen", 0) == 0;
 }
+
+namespace {
 
 struct Line {
   std::string text;
