@@ -22,13 +22,26 @@ from torch_npu import _C
 from torch_npu.npu._utils import _get_device_index
 from torch_npu.npu.devices import DeviceLike, _lazy_init, is_initialized, mem_get_info
 from torch_npu.npu.mempool import MemPool, use_mem_pool
+from torch_npu.npu.pluggable import (
+    NPUPluggableAllocator,
+    change_current_allocator,
+)
+from torch_npu.npu.pluggable import (
+    _get_current_allocator as _get_current_allocator,
+)
+from torch_npu.npu.pluggable import (
+    _NPUAllocator as _NPUAllocator,
+)
 from torch_npu.npu.streams import Stream, current_stream
 
 __all__ = [
     "MemPool",
+    "NPUPluggableAllocator",
     "caching_allocator_alloc",
     "caching_allocator_delete",
+    "change_current_allocator",
     "empty_cache",
+    "empty_virt_addr_cache",
     "get_allocator_backend",
     "get_per_process_memory_fraction",
     "host_empty_cache",
@@ -116,6 +129,11 @@ def empty_cache() -> None:
     """Return all reserved memory that no tensor uses to the devices."""
     if is_initialized():
         _C._empty_cache()
+
+
+def empty_virt_addr_cache() -> None:
+    """The same as :func:`empty_cache`: what is unmapped goes back to the device rather than being kept aside."""
+    empty_cache()
 
 
 def memory_stats(device: DeviceLike = None) -> "OrderedDict[str, Any]":
@@ -364,8 +382,8 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
 
 
 def get_allocator_backend() -> str:
-    """Name of the device allocator: ``"native"``, the caching allocator of this package."""
-    return "native"
+    """``"native"``, the caching allocator of this package, or ``"pluggable"`` (see NPUPluggableAllocator)."""
+    return "native" if _get_current_allocator().allocator() is None else "pluggable"
 
 
 def _set_allocator_settings(settings: str) -> None:

@@ -19,12 +19,15 @@ class MemPool(_C._MemPool):
     device; what tensors still hold is theirs until they are freed.
 
     Args:
+        allocator: where the pool's segments come from: ``NPUPluggableAllocator(…).allocator()``; None: the device.
         use_on_oom: let the pool's free memory serve other allocations when the device is full.
         no_split: give each allocation a whole segment of memory.
     """
 
-    def __init__(self, use_on_oom: bool = False, no_split: bool = False) -> None:
-        super().__init__(True, use_on_oom, no_split)
+    def __init__(
+        self, allocator: "_C._PluggableAllocator | None" = None, use_on_oom: bool = False, no_split: bool = False
+    ) -> None:
+        super().__init__(allocator, True, use_on_oom, no_split)
 
     @property
     def id(self) -> tuple[int, int]:
