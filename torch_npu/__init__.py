@@ -31,6 +31,7 @@ else:
     from torch_npu._backend import register
     from torch_npu.fallback import clear_fallback_report, fallback_policy, fallback_report  # noqa: F401
     from torch_npu.native import clear_native_calls, native_calls  # noqa: F401
+    from torch_npu.npu.vm_pool import VMMemoryPool  # noqa: F401
 
     register(npu)
     from torch_npu import ops, optim  # noqa: F401
