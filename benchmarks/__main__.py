@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import eager
+from benchmarks import compile, eager
 from benchmarks.machine import measure_machine
 from benchmarks.report import print_table, write_results
 
-BENCHMARKS = {"eager": eager}  # modules with cases() -> list[Case]
+BENCHMARKS = {"eager": eager, "compile": compile}  # modules with cases() -> list[Case], or with run()
 
 
 def main() -> None:
@@ -25,7 +25,11 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     machine = measure_machine()
     print(machine)
-    cases = [case for case in BENCHMARKS[arguments.name].cases() if arguments.only in case.name]
+    module = BENCHMARKS[arguments.name]
+    if hasattr(module, "run"):
+        module.run(arguments, machine)
+        return
+    cases = [case for case in module.cases() if arguments.only in case.name]
     results = [case.measure(arguments.rounds) for case in cases]
     print_table(arguments.name, results)
     for path in write_results(arguments.output, arguments.name, machine, results):

@@ -1,0 +1,243 @@
+"""torch.compile(backend="npu") against CPU eager and Inductor, all in one run.
+
+Inductor compiles for the CPU, once as it is and, where no gradient is taken, once with frozen weights. ``aim`` is the
+least factor over the better of the two that is wanted.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import torchtitan_npu.compile
+from benchmarks.machine import Machine
+from benchmarks.report import format_time
+from benchmarks.timing import Work, interleaved
+
+PEERS = ("cpu eager", "inductor", "inductor, frozen", "npu")
+Make = Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
+
+
+@dataclass(frozen=True)
+class CompileCase:
+    """``make()`` gives a function or module and its arguments, on the CPU."""
+
+    name: str
+    group: str
+    make: Make
+    aim: float | None = None
+    bytes_moved: int = 0  # that the work cannot do without, for the share of the read bandwidth
+    training: bool = False
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    name: str
+    group: str
+    aim: float | None
+    seconds: dict[str, float]
+    first_call: dict[str, float]  # seconds of the first call, compilation in it
+    gigabytes_per_second: float
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def factor(self) -> float:
+        """Speed over the better Inductor."""
+        return min(v for k, v in self.seconds.items() if k.startswith("inductor")) / self.seconds["npu"]
+
+
+def measure(case: CompileCase, rounds: int) -> CompileResult:
+    print(f"  {case.name} …", file=sys.stderr, flush=True)
+    works, first = {}, {}
+    torchtitan_npu.compile.reset()
+    with torch.set_grad_enabled(case.training):
+        for peer in PEERS:
+            if peer == "inductor, frozen" and case.training:
+                continue
+            torch.manual_seed(0)
+            works[peer] = _work(case, peer)
+            start = time.perf_counter()
+            works[peer]()
+            first[peer] = time.perf_counter() - start
+        seconds = interleaved(works, rounds)
+    bandwidth = case.bytes_moved / seconds["npu"] / 1e9
+    return CompileResult(
+        case.name, case.group, case.aim, seconds, first, bandwidth, dict(torchtitan_npu.compile.counters)
+    )
+
+
+def _work(case: CompileCase, peer: str) -> Work:
+    function, arguments = case.make()
+    if peer == "npu":
+        function = copy.deepcopy(function).npu() if isinstance(function, nn.Module) else function
+        arguments = tuple(a.npu() for a in arguments)
+        compiled = torch.compile(function, backend="npu", dynamic=False)
+    elif peer == "cpu eager":
+        compiled = function
+    else:
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            function, dynamic=False, options={"freezing": True} if peer == "inductor, frozen" else None
+        )
+    if not case.training:
+        return lambda: compiled(*arguments)
+
+    def step() -> None:
+        compiled(*arguments).float().square().mean().backward()
+
+    return step
+
+
+# ---- fused chains
+
+
+def _randn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(shape).to(dtype) for shape in shapes)
+
+
+def six_operators(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(-(x * y + z).abs()) * torch.tanh(x) + torch.sigmoid(y)
+
+
+def residual_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(F.gelu(x + y), weight.shape, weight, bias)
+
+
+def fusion_cases() -> list[CompileCase]:
+    square, row = (1024, 1024), (1024,)
+    size = 4 << 20
+    table: list[tuple[str, Callable[..., Tensor], list[tuple[int, ...]], int]] = [
+        ("gelu + add", lambda x, y: F.gelu(x) + y, [square, square], 3),
+        ("gelu (tanh) + add", lambda x, y: F.gelu(x, approximate="tanh") + y, [square, square], 3),
+        (
+            "six operators",
+            lambda x, y, z: torch.exp(-(x * y + z).abs()) * torch.tanh(x) + torch.sigmoid(y),
+            [square] * 3,
+            4,
+        ),
+        ("swiglu", lambda x, y: F.silu(x) * y, [square, square], 3),
+        ("softmax", lambda x: torch.softmax(x, -1), [square], 2),
+        ("layer norm", lambda x, w, b: F.layer_norm(x, row, w, b), [square, row, row], 2),
+        (
+            "add + gelu + layer norm",
+            lambda x, y, w, b: F.layer_norm(F.gelu(x + y), row, w, b),
+            [square] * 2 + [row] * 2,
+            3,
+        ),
+        ("rms norm", lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w, [square, row], 2),
+    ]
+    return [
+        CompileCase(name, "1024 x 1024", lambda f=f, s=s: (f, _randn(*s)), 1.5, tensors * size)
+        for name, f, s, tensors in table
+    ]
+
+
+# ---- decoding
+
+
+class DecodeLayer(nn.Module):
+    """One transformer layer at one token, with its cache."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.register_buffer("keys", torch.randn(1, heads, length, width // heads))
+        self.register_buffer("values", torch.randn(1, heads, length, width // heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, _ = (t.view(1, self.heads, 1, -1) for t in self.qkv(self.norm1(x)).chunk(3, -1))
+        weights = ((self.keys * q).sum(-1, keepdim=True) * k.shape[-1] ** -0.5).softmax(2)
+        x = x + self.out((weights * self.values).sum(2).view_as(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+def decoder(width: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    layers = nn.Sequential(*(DecodeLayer(width, 4, 64) for _ in range(12)), nn.LayerNorm(width)).eval()
+    return layers, _randn((1, width))
+
+
+class LlamaLayer(nn.Module):
+    """The matrices of a Llama-2-7B layer at one token, in bfloat16; attention over a short cache left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(4096), nn.RMSNorm(4096)
+        self.qkv, self.out = nn.Linear(4096, 12288, bias=False), nn.Linear(4096, 4096, bias=False)
+        self.gate, self.up = nn.Linear(4096, 11008, bias=False), nn.Linear(4096, 11008, bias=False)
+        self.down = nn.Linear(11008, 4096, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        x = x + self.out(torch.sigmoid(q * k) * v)
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(LlamaLayer(), LlamaLayer()).eval().bfloat16(), _randn((1, 4096), dtype=torch.bfloat16)
+
+
+def model_cases() -> list[CompileCase]:
+    def vit() -> tuple[nn.Module, tuple[Tensor, ...]]:
+        layer = nn.TransformerEncoderLayer(1024, 16, 4096, 0.0, "gelu", batch_first=True, norm_first=True)
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).bfloat16(), _randn(
+            (2, 197, 1024), dtype=torch.bfloat16
+        )
+
+    llama_bytes = 2 * 2 * (4096 * 12288 + 4096 * 4096 + 3 * 4096 * 11008)
+    return [
+        *(
+            CompileCase(f"decode, 12 layers, width {w}", "models", lambda w=w: decoder(w), aim)
+            for w, aim in ((64, 6.0), (128, 5.0), (256, 2.0))
+        ),
+        CompileCase("Llama-2-7B matrices, 2 layers, bfloat16", "models", llama, 1.4, llama_bytes),
+        CompileCase("ViT-Large training, 2 layers, batch 2, bfloat16", "models", vit, 1.1, training=True),
+    ]
+
+
+def cases() -> list[CompileCase]:
+    return [*fusion_cases(), *model_cases()]
+
+
+def run(arguments: Namespace, machine: Machine) -> None:
+    """Measures, prints a table and writes compile.json."""
+    results = [measure(case, arguments.rounds) for case in cases() if arguments.only in case.name]
+    print_results(results, machine)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    data = [{**asdict(r), "factor": r.factor} for r in results]
+    path = arguments.output / "compile.json"
+    path.write_text(json.dumps({"machine": asdict(machine), "results": data}, indent=1) + "\n")
+    print(path)
+
+
+def print_results(results: list[CompileResult], machine: Machine) -> None:
+    table = Table(title="compile")
+    for name in ("case", *PEERS, "over inductor", "aim", "GB/s of read", "first call npu / inductor, s"):
+        table.add_column(name, justify="left" if name == "case" else "right")
+    for r in results:
+        times = [format_time(r.seconds[p]) if p in r.seconds else "" for p in PEERS]
+        color = "default" if r.aim is None else "green" if r.factor >= r.aim else "red"
+        share = f"{r.gigabytes_per_second / machine.read_gb_per_second:.0%}" if r.gigabytes_per_second else ""
+        first = f"{r.first_call['npu']:.2f} / {r.first_call['inductor']:.2f}"
+        table.add_row(r.name, *times, f"[{color}]{r.factor:.2f}", f"{r.aim or ''}", share, first)
+    console = Console(width=150)
+    console.print(table)
+    for group in dict.fromkeys(r.group for r in results):
+        factors = [r.factor for r in results if r.group == group]
+        mean = math.exp(sum(map(math.log, factors)) / len(factors))
+        console.print(f"{group}: geometric mean over Inductor {mean:.2f}")
