@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,16 @@ class HostKernel:
         """The C++ that is compiled."""
         return printer.print_host(self.schedule)
 
+    @functools.cached_property
+    def binary(self) -> Path:
+        """The compiled kernel's file; compiles it at the first use, in any thread."""
+        return compiler.build(self.source)
+
     @property
     def function(self) -> int:
         """The kernel's aclrtFuncHandle; compiles and loads it at the first use."""
         if self._function is None:
-            binary = compiler.build(self.source)
-            self._function = launcher.runtime().function(binary, self.tile_program.name)
+            self._function = launcher.runtime().function(self.binary, self.tile_program.name)
         return self._function
 
     def blocks(self, sizes: Sequence[int], threads: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from programs import RELATIVE, random_array, run_both
+from tile_programs import RELATIVE, random_array, run_both
 
+from graph_autofusion.__main__ import PAGE, page
 from graph_autofusion.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from graph_autofusion.instructions import INSTRUCTIONS, REDUCTIONS
 from graph_autofusion.program import Stride, TileBuilder
@@ -122,3 +123,7 @@ def test_reductions(dtype: DType, lanes_reduced: bool) -> None:
                 np.testing.assert_allclose(actual, expected, 1e-4, 1e-5, err_msg=name)
             else:
                 np.testing.assert_array_equal(actual, expected, err_msg=name)
+
+
+def test_the_page_of_instructions_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run python -m graph_autofusion"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import in_order, random_array, run_both, shape_of
+from tile_programs import in_order, random_array, run_both, shape_of
 
 from graph_autofusion.dtypes import BF16, F16, F32, I64, DType
 from graph_autofusion.kernel import HostKernel
