@@ -1,0 +1,113 @@
+"""``torch.compile(model, backend="npu")``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from torchtitan_npu.compile import report
+from torchtitan_npu.compile.decompositions import decompositions
+from torchtitan_npu.compile.fusion import partition
+from torchtitan_npu.compile.passes import PASSES, optimize
+from torchtitan_npu.compile.plan import Plan
+from torchtitan_npu.compile.registered import use_registered_kernels
+
+
+@dataclass(frozen=True)
+class Options:
+    """``torch.compile(…, options={…})`` of the backend.
+
+    Attributes:
+        fusion: print fused kernels; False runs every operator by itself, which needs no compiler.
+        threads: of a kernel at most; None takes ``torch.get_num_threads()``.
+        passes: switches passes of the graph optimiser by name, such as ``{"remove_cast_chains": False}``.
+    """
+
+    fusion: bool = True
+    threads: int | None = None
+    passes: dict[str, bool] = field(default_factory=dict)
+
+    @staticmethod
+    def read(mode: str | None, options: dict[str, Any] | None) -> Options:
+        """Raises ValueError for an unknown mode, option or pass."""
+        if mode not in (None, "default", "reduce-overhead", "max-autotune"):
+            raise ValueError(f"mode={mode!r}: backend 'npu' knows default, reduce-overhead and max-autotune")
+        known = {f.name for f in fields(Options)}
+        given = Options(**{k: v for k, v in (options or {}).items() if k in known})
+        if unknown := sorted(set(options or {}) - known):
+            raise ValueError(f"options {unknown}: backend 'npu' knows {sorted(known)}")
+        if unknown := sorted(set(given.passes) - set(PASSES)):
+            raise ValueError(f"passes {unknown}: the graph optimiser has {list(PASSES)}")
+        return given
+
+
+def npu(
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend: compiles the graph, and later its backward, into plans of fused kernels and operators.
+
+    A graph without npu tensors is run as it is; :func:`torchtitan_npu.compile.fallbacks` then says so.
+
+    Raises:
+        ValueError: unknown mode or option.
+        CompilerError: fused kernels cannot be compiled.
+    """
+    chosen = Options.read(mode, options)
+    if not _has_npu_tensor(module, example_inputs):
+        report.note_fallback(f"graph of {len(module.graph.nodes)} nodes: no tensor of it is on device npu")
+        return module.forward
+    return aot_autograd(
+        fw_compiler=functools.partial(_compile, chosen, "forward"),
+        bw_compiler=functools.partial(_compile, chosen, "backward"),
+        inference_compiler=functools.partial(_compile, chosen, "inference"),
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(module, example_inputs)
+
+
+def _has_npu_tensor(module: GraphModule, inputs: Sequence[Any]) -> bool:
+    tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
+    tensors += [v for n in module.graph.nodes if isinstance(v := n.meta.get("example_value"), torch.Tensor)]
+    return any(t.device.type == "npu" for t in tensors)
+
+
+def _compile(options: Options, kind: str, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """One ATen graph of AOTAutograd."""
+    if reason := _why_not_a_plan(module):
+        report.note_fallback(f"{kind} graph of {len(module.graph.nodes)} nodes: {reason}")
+        return make_boxed_func(module.forward)
+    operators = sum(report.is_operator(n) for n in module.graph.nodes)
+    applied = optimize(module.graph, lambda name: options.passes.get(name, True))
+    if options.fusion:
+        applied["use_registered_kernels"] = use_registered_kernels(module.graph)
+    parts = partition(module.graph, options.fusion)
+    report.note_graph(kind, operators, applied, parts)
+    plan = Plan(module, parts, options.threads or torch.get_num_threads())
+    return plan
+
+
+def _why_not_a_plan(module: GraphModule) -> str:
+    """A reason why the order of the graph's operators must stay as it is; empty if there is none."""
+    for node in module.graph.nodes:
+        if node.op in ("call_module", "call_method"):
+            return f"{node.op} {node.target}"
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"the higher-order operator {node.target} runs graphs of its own"
+        target = node.target
+        mutates = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+        if mutates and target is not torch.ops.aten.copy_.default:
+            return f"{target} changes its arguments"
+    return ""

@@ -1,0 +1,245 @@
+"""Which nodes of a graph run as one kernel."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Graph, Node
+
+from torchtitan_npu.compile.group import VIEWS, Group, is_view, tensor_of
+from torchtitan_npu.compile.lowering import CREATES, POINTWISE, REDUCTIONS, DoesNotFuse
+
+aten = torch.ops.aten
+_MATRIX_OPERATORS = {
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default,
+    aten.convolution_backward.default, aten.addmv.default, aten.mv.default, aten.dot.default,
+}  # fmt: skip
+
+
+@dataclass
+class Partition:
+    """A graph as groups and single nodes."""
+
+    steps: list[Group | Node]  # in an order in which they can run
+    groups: list[Group]
+    reasons: dict[Node, str] = field(default_factory=dict)  # of each node that is not in a group with others
+
+    def stored(self, group: Group) -> list[Node]:
+        """Members whose values are needed outside the group."""
+        members = set(group.nodes)
+        return [n for n in group.nodes if _needed_outside(n, members, group)]
+
+
+def _needed_outside(node: Node, members: set[Node], group: Group) -> bool:
+    for user in node.users:
+        if user in members:
+            continue
+        if user.target in VIEWS:  # the members that use the view read the value itself
+            if _needed_outside(user, members, group):
+                return True
+            continue
+        return True
+    return False
+
+
+def partition(graph: Graph, fusion: bool = True, require_npu: bool = True) -> Partition:
+    """Lets each node join the group of an operand, from its latest operand back, or found one of its own.
+
+    A node may not join where another node lies between the group and it: the kernel would wait for itself.
+    """
+    return _Partitioner(graph, fusion, require_npu).run()
+
+
+class _Partitioner:
+    def __init__(self, graph: Graph, fusion: bool, require_npu: bool) -> None:
+        self.graph = graph
+        self.fusion = fusion
+        self.require_npu = require_npu
+        self.number = {node: i for i, node in enumerate(graph.nodes)}
+        self.group_of: dict[Node, Group] = {}
+        self.groups: list[Group] = []
+        self.before: dict[Node, int] = {}  # bit i: node i must have run; members of a group share
+        self.reasons: dict[Node, str] = {}
+
+    def run(self) -> Partition:
+        for node in self.graph.nodes:
+            self._note(node)
+            if self.fusion and node.op == "call_function":
+                self._place(node)
+        self.groups = [group for group in self.groups if group.nodes]
+        for number, group in enumerate(self.groups):
+            group.number = number
+        return Partition(self._order(), self.groups, self.reasons)
+
+    def _note(self, node: Node) -> None:
+        before = 0
+        for operand in node.all_input_nodes:
+            before |= self.before[operand] | (1 << self.number[operand])
+        self.before[node] = before
+
+    def _place(self, node: Node) -> None:
+        if is_view(node) or node.target in CREATES:
+            return
+        if node.target not in POINTWISE and node.target not in REDUCTIONS:
+            matrix = node.target in _MATRIX_OPERATORS
+            self.reasons[node] = "is a matrix operator of CANN" if matrix else "has no tile instructions"
+            return
+        reason = ""
+        candidates = self._merge_candidates(node)
+        for group in candidates:
+            try:
+                self._require_no_detour(node, group)
+                group.add(node)
+            except DoesNotFuse as refused:
+                reason = str(refused)
+                continue
+            self._joined(node, group)
+            return
+        group = Group(len(self.groups))
+        try:
+            self._require_device(node)
+            group.add(node)
+        except DoesNotFuse as refused:
+            self.reasons[node] = str(refused)
+            return
+        if reason:
+            self.reasons[node] = f"begins a kernel of its own: {reason}"
+        self.groups.append(group)
+        self._joined(node, group)
+
+    def _candidates(self, node: Node) -> list[Group]:
+        found: dict[int, tuple[int, Group]] = {}
+        for operand in node.all_input_nodes:
+            operand = _through_views(operand)
+            group = self.group_of.get(operand)
+            if group is not None:
+                found[group.number] = (self.number[operand], group)
+        return [group for _, group in sorted(found.values(), key=lambda pair: -pair[0])]
+
+    def _merge_candidates(self, node: Node) -> list[Group]:
+        """The groups of the operands, as one where that is possible: they read what the node reads together."""
+        groups = self._candidates(node)
+        merged = groups[:1]
+        for other in groups[1:]:
+            both = self._merge(merged[0], other, node)
+            if both is None:
+                merged.append(other)
+            else:
+                merged[0] = both
+        return merged
+
+    def _merge(self, first: Group, second: Group, node: Node) -> Group | None:
+        """One group of the members of two and the node; None if they do not fit or one would wait for the other."""
+        members = sorted([*first.nodes, *second.nodes], key=self.number.__getitem__)
+        mask = self._mask(members)
+        for member in [*members, node]:
+            for operand in member.all_input_nodes:
+                inside = _through_views(operand) in first.axes or _through_views(operand) in second.axes
+                if not inside and self.before[operand] & mask:
+                    return None
+        merged = Group(first.number)
+        try:
+            for member in [*members, node]:
+                merged.add(member)
+        except DoesNotFuse:
+            return None
+        merged = Group(first.number)
+        for member in members:
+            merged.add(member)
+        self.groups[first.number] = merged
+        self.groups[second.number] = Group(second.number)  # empty: dropped at the end
+        for member in members:
+            self.group_of[member] = merged
+        self._share_needs(merged)
+        return merged
+
+    def _mask(self, nodes: Sequence[Node]) -> int:
+        return sum(1 << self.number[n] for n in nodes)
+
+    def _require_device(self, node: Node) -> None:
+        if not self.require_npu:
+            return
+        tensors = [
+            tensor_of(node),
+            *(v for a in node.all_input_nodes if isinstance(v := a.meta.get("val"), torch.Tensor)),
+        ]
+        for tensor in tensors:
+            if tensor.device.type != "npu" and tensor.dim() > 0:
+                raise DoesNotFuse(f"has a tensor on {tensor.device}")
+        if tensors[0].device.type != "npu":
+            raise DoesNotFuse(f"gives a tensor on {tensors[0].device}")
+        for tensor in tensors[1:]:
+            if tensor.device.type != "npu":
+                raise DoesNotFuse(f"takes a number from {tensor.device}")
+
+    def _require_no_detour(self, node: Node, group: Group) -> None:
+        """No operand from outside may need a value of the group."""
+        self._require_device(node)
+        members = self._mask(group.nodes)
+        for operand in node.all_input_nodes:
+            if group.axes_of(operand) is None and self.before[operand] & members:
+                raise DoesNotFuse(f"needs {operand.name}, which itself needs the kernel's result")
+
+    def _joined(self, node: Node, group: Group) -> None:
+        self.group_of[node] = group
+        self._share_needs(group)
+
+    def _share_needs(self, group: Group) -> None:
+        """Members run together: what one needs, all need, and so do those that need a member."""
+        members = self._mask(group.nodes)
+        before = 0
+        for member in group.nodes:
+            before |= self.before[member]
+        for member in group.nodes:
+            self.before[member] = before | members
+        for other, needs in self.before.items():
+            if needs & members and other not in group.axes:
+                self.before[other] = needs | before | members
+
+    def _order(self) -> list[Group | Node]:
+        """Steps in the order of their last nodes, as far as what they need allows; changes of inputs come last."""
+        key: dict[Group | Node, int] = {}
+        for node in self.graph.nodes:
+            if node.op in ("placeholder", "output"):
+                continue
+            key[self.group_of.get(node, node)] = self.number[node]
+        needs: dict[Group | Node, set[Group | Node]] = {}
+        for step in key:
+            nodes = step.nodes if isinstance(step, Group) else [step]
+            inside = step.axes_of if isinstance(step, Group) else lambda node: None  # views of members are members
+            operands = {self.group_of.get(a, a) for n in nodes for a in n.all_input_nodes if inside(a) is None}
+            needs[step] = {o for o in operands if o in key and o is not step}
+        changes = [n for n in key if isinstance(n, Node) and n.target is torch.ops.aten.copy_.default]
+        for change in changes:
+            needs[change] |= set(key) - set(changes)
+        return _topological(key, needs)
+
+
+def _through_views(node: Node) -> Node:
+    while node.target in VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _topological(key: dict[Group | Node, int], needs: dict[Group | Node, set[Group | Node]]) -> list[Group | Node]:
+    waiting = {step: len(needed) for step, needed in needs.items()}
+    users: dict[Group | Node, list[Group | Node]] = {}
+    for step, needed in needs.items():
+        for other in needed:
+            users.setdefault(other, []).append(step)
+    by_key = {k: step for step, k in key.items()}
+    ready = [key[step] for step, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        step = by_key[heapq.heappop(ready)]
+        order.append(step)
+        for user in users.get(step, ()):
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                heapq.heappush(ready, key[user])
+    assert len(order) == len(key), "groups wait for each other"
+    return order

@@ -1,0 +1,445 @@
+"""A group of nodes that becomes one tile program.
+
+A group has a domain, the axes of its loops. Every member's dimensions are mapped to them, so that a row's mean and the
+row itself meet in one loop nest. A node joins if its dimensions can be mapped; if not, :class:`DoesNotFuse` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
+from torchtitan_npu.compile.lowering import (
+    CREATES,
+    POINTWISE,
+    REDUCTIONS,
+    Context,
+    DoesNotFuse,
+    lower_reduction,
+    tile_dtype,
+)
+
+aten = torch.ops.aten
+Axes = tuple[int | None, ...]  # for each dimension its axis of the domain; None for one of size 1
+Size = int | torch.SymInt
+
+VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default,
+}  # fmt: skip
+"""Views that only rename dimensions: a group can look through them."""
+
+MOST_NODES = 48
+MOST_TENSORS = 24
+
+
+def tensor_of(node: Node) -> torch.Tensor:
+    """The fake tensor that a node gives; raises DoesNotFuse if it gives none."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        raise DoesNotFuse("gives no single tensor")
+    return value
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node's result lies in the memory of its first argument, with the same dtype."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or not isinstance(node.args[0], Node):
+        return False
+    returns, first = node.target._schema.returns, node.target._schema.arguments[0]
+    if len(returns) != 1 or returns[0].alias_info is None or first.alias_info is None or first.alias_info.is_write:
+        return False
+    value, base = node.meta.get("val"), node.args[0].meta.get("val")
+    return isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor) and value.dtype == base.dtype
+
+
+def same(a: Size, b: Size) -> bool:
+    return a is b or (a == b if isinstance(a, int) and isinstance(b, int) else statically_known_true(a == b))
+
+
+def is_one(size: Size) -> bool:
+    return same(size, 1)
+
+
+class Group:
+    """Nodes in one loop nest."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.nodes: list[Node] = []
+        self.domain: list[Size] = []
+        self.reduced: frozenset[int] | None = None  # axes that the group's reductions fold
+        self.axes: dict[Node, Axes] = {}
+        self.tensors: set[Node] = set()  # read from memory
+        self._trial = TileBuilder("trial", axes=("x",))
+        self._values: dict[Node, Value] = {}
+
+    def add(self, node: Node) -> None:
+        """Makes the node a member.
+
+        Raises:
+            DoesNotFuse: it cannot be; the group is as before.
+        """
+        if len(self.nodes) >= MOST_NODES:
+            raise DoesNotFuse(f"the kernel has {MOST_NODES} operators already")
+        value = tensor_of(node)
+        if any(same(n, 0) for n in value.shape):
+            raise DoesNotFuse("is empty")
+        before = list(self.domain), self.reduced
+        try:
+            axes = self._axes_of_reduction(node) if node.target in REDUCTIONS else self._axes_of_pointwise(node)
+            tensors = self.tensors | set(self._outside(node))
+            if len(tensors) > MOST_TENSORS:
+                raise DoesNotFuse(f"the kernel would read more than {MOST_TENSORS} tensors")
+            trial = _lower_node(self._trial, node, self._trial_operand)
+        except DoesNotFuse:
+            self.domain, self.reduced = before
+            raise
+        self.axes[node], self._values[node], self.tensors = axes, trial, tensors
+        self.nodes.append(node)
+
+    def _trial_operand(self, node: Node, consumer: Node) -> Value:
+        member = _base(node)
+        if member in self._values:
+            return self._values[member]
+        return self._trial.load(node.name, tile_dtype(tensor_of(node).dtype), (Stride.ANY,))
+
+    def _outside(self, node: Node) -> list[Node]:
+        """Tensor operands that come from memory."""
+        return [a for a in node.all_input_nodes if self.axes_of(a) is None and _is_loaded(a)]
+
+    # ---- dimensions
+
+    def axes_of(self, node: Node) -> Axes | None:
+        """The axes of a member or of a view of one; None for what comes from elsewhere."""
+        if node in self.axes:
+            return self.axes[node]
+        if node.target in VIEWS:
+            base = node.args[0]
+            assert isinstance(base, Node)
+            axes = self.axes_of(base)
+            return None if axes is None else self._through_view(node, base, axes)
+        return None
+
+    def _through_view(self, node: Node, base: Node, axes: Axes) -> Axes:
+        shape, before = tensor_of(node).shape, tensor_of(base).shape
+        if node.target in (aten.permute.default, aten.transpose.int, aten.t.default):
+            return _permuted(node, axes)
+        if node.target is aten.expand.default:
+            padded = (None,) * (len(shape) - len(axes)) + axes
+            return self._fit(list(padded), shape)
+        sizes = [n for n, axis in zip(before, axes, strict=True) if axis is not None]
+        named = [axis for axis in axes if axis is not None]
+        kept = [n for n in shape if not is_one(n)]
+        if len(kept) != len(sizes) or not all(same(a, b) for a, b in zip(kept, sizes, strict=True)):
+            raise DoesNotFuse(f"a view reshapes {list(before)} to {list(shape)} between operators")
+        rest = iter(named)
+        return tuple(None if is_one(n) else next(rest) for n in shape)
+
+    def _fit(self, axes: list[int | None], shape: Sequence[Size]) -> Axes:
+        """Finds axes for dimensions that have none yet: of the same size, not used by another."""
+        for dim in range(len(shape) - 1, -1, -1):
+            if axes[dim] is None and not is_one(shape[dim]):
+                free = [a for a in range(len(self.domain)) if a not in axes and same(self.domain[a], shape[dim])]
+                if not free:
+                    raise DoesNotFuse(f"shape {list(shape)} does not fit the loops over {self.domain}")
+                axes[dim] = free[-1]
+        return tuple(axes)
+
+    def _axes_of_pointwise(self, node: Node) -> Axes:
+        shape = tensor_of(node).shape
+        axes: list[int | None] = [None] * len(shape)
+        for operand in node.all_input_nodes:
+            inside = self.axes_of(operand)
+            if inside is None:
+                continue
+            for dim, axis in enumerate(inside, len(shape) - len(inside)):
+                if axis is not None and axes[dim] not in (None, axis):
+                    raise DoesNotFuse("two operands run over different axes")
+                axes[dim] = axis if axis is not None else axes[dim]
+        if not self.nodes:
+            self.domain = [n for n in shape if not is_one(n)]
+            numbers = iter(range(len(self.domain)))
+            return tuple(None if is_one(n) else next(numbers) for n in shape)
+        fitted = self._fit(axes, shape)
+        self._require_whole({a for a in fitted if a is not None})
+        return fitted
+
+    def _require_whole(self, used: set[int]) -> None:
+        everything = set(range(len(self.domain)))
+        if used not in (everything, everything - (self.reduced or frozenset())):
+            raise DoesNotFuse("runs over some of the axes only")
+
+    def _axes_of_reduction(self, node: Node) -> Axes:
+        operand = node.args[0]
+        assert isinstance(operand, Node)
+        shape = tensor_of(operand).shape
+        inside = self.axes_of(operand)
+        if inside is None:
+            if self.nodes:
+                raise DoesNotFuse("reduces a tensor that is in memory")
+            self.domain = [n for n in shape if not is_one(n)]
+            numbers = iter(range(len(self.domain)))
+            inside = tuple(None if is_one(n) else next(numbers) for n in shape)
+        dims = reduced_dims(node, len(shape))
+        folded = frozenset(axis for d in dims if (axis := inside[d]) is not None)
+        if self.reduced not in (None, folded):
+            raise DoesNotFuse("reduces over other axes than the kernel does")
+        if not folded:
+            raise DoesNotFuse("reduces dimensions of size 1 only")
+        if not folded <= {a for a in inside if a is not None}:
+            raise DoesNotFuse("reduces a value that is reduced already")
+        self.reduced = folded
+        self._require_whole({a for a in inside if a is not None})
+        for member in self.nodes:
+            self._require_whole({a for a in self.axes[member] if a is not None})
+        if len(tensor_of(node).shape) == len(shape):
+            return tuple(None if d in dims else axis for d, axis in enumerate(inside))
+        return tuple(axis for d, axis in enumerate(inside) if d not in dims)
+
+
+def _permuted(node: Node, axes: Axes) -> Axes:
+    rank = len(axes)
+    arguments: Any = node.args
+    if node.target is aten.permute.default:
+        order = [d % rank for d in arguments[1]]
+    else:
+        order = list(range(rank))
+        a, b = (0, -1) if node.target is aten.t.default else arguments[1:3]
+        if rank > 1:
+            order[a], order[b] = order[b], order[a]
+    return tuple(axes[d] for d in order)
+
+
+def _base(node: Node) -> Node:
+    while node.target in VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_loaded(node: Node) -> bool:
+    return node.target not in CREATES and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def reduced_dims(node: Node, rank: int) -> set[int]:
+    """The dimensions that a reduction folds."""
+    given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if given is None or (isinstance(given, (list, tuple)) and not given):
+        return set(range(rank))
+    return {d % rank for d in (given if isinstance(given, (list, tuple)) else [given])} if rank else set()
+
+
+Operand = Callable[[Node, Node], Value]
+
+
+def _lower_node(builder: TileBuilder, node: Node, operand: Operand) -> Value:
+    """The node's value from those of its operands.
+
+    Raises:
+        DoesNotFuse: it has no tile instructions for this type.
+    """
+    context_arguments: list[Any] = []
+
+    def convert(argument: Any) -> Any:
+        if not isinstance(argument, Node):
+            context_arguments.append(argument)
+            return argument
+        value = argument.meta.get("val")
+        context_arguments.append(value)
+        if isinstance(value, torch.SymInt):
+            raise DoesNotFuse("takes a number that is known only when it runs")
+        if argument.target in CREATES:
+            return _lower_node(builder, argument, operand)
+        if not isinstance(value, torch.Tensor):
+            raise DoesNotFuse("takes an argument that is no tensor")
+        return operand(argument, node)
+
+    result = tensor_of(node)
+    if result.is_complex() or result.is_sparse:
+        raise DoesNotFuse(f"is {result.dtype}, {result.layout}")
+    tile_dtype(result.dtype)
+    arguments = [convert(a) for a in node.args]
+    keywords = {k: convert(v) for k, v in node.kwargs.items()}
+    context = Context(builder, result.dtype, context_arguments)
+    try:
+        if node.target in REDUCTIONS:
+            count = 1
+            shape = tensor_of(node.all_input_nodes[0]).shape
+            for d in reduced_dims(node, len(shape)):
+                count *= shape[d]
+            if REDUCTIONS[node.target] == "mean" and not isinstance(count, int):
+                raise DoesNotFuse("averages over a symbolic size")
+            value = lower_reduction(context, REDUCTIONS[node.target], arguments[0], count)
+        else:
+            value = POINTWISE[node.target](context, *arguments, **keywords)
+    except ValueError as error:
+        raise DoesNotFuse(str(error)) from None
+    return builder.cast(value, tile_dtype(result.dtype).compute)
+
+
+@dataclass(frozen=True)
+class TensorUse:
+    """A tensor of the graph as a parameter of the group's kernel; strides in elements, one an axis."""
+
+    node: Node
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A group for given sizes."""
+
+    program: TileProgram
+    sizes: tuple[int, ...]
+    uses: tuple[TensorUse, ...]  # one a parameter of the program
+
+
+def lower_group(group: Group, stored: Sequence[Node], number_of: Callable[[Size], int]) -> Lowered:
+    """The tile program of a group, with its axes merged where all tensors allow it.
+
+    Args:
+        stored: members whose values are needed outside.
+        number_of: the number that a size is in this instance.
+    """
+    return _GroupLowering(group, stored, number_of).lower()
+
+
+class _GroupLowering:
+    def __init__(self, group: Group, stored: Sequence[Node], number_of: Callable[[Size], int]) -> None:
+        self.group = group
+        self.stored = stored
+        self.number_of = number_of
+        self.sizes = [number_of(n) for n in group.domain]
+        self.loads: dict[tuple[Node, tuple[int, ...]], int] = {}
+
+    def lower(self) -> Lowered:
+        reads = [
+            (operand, self._read_strides(operand, node))
+            for node in self.group.nodes
+            for operand in self._loaded_operands(node)
+        ]
+        writes = [(node, self._strides(node, self.group.axes[node])) for node in self.stored]
+        uses = list(dict.fromkeys([*reads, *writes]))
+        merged = _merge_axes(self.sizes, self.group.reduced or frozenset(), [s for _, s in uses])
+        self.merged = merged
+        builder = TileBuilder(
+            _name(self.group), merged.parallel_names, merged.reduced_names, merged.choose_lanes(uses, len(writes))
+        )
+        parameters: list[TensorUse] = []
+        names: dict[tuple[Node, tuple[int, ...]], str] = {}
+        values: dict[Node, Value] = {}
+
+        def operand(argument: Node, consumer: Node) -> Value:
+            base = _base(argument)
+            if base in values:
+                return values[base]
+            key = (argument, self._read_strides(argument, consumer))
+            if key not in names:
+                names[key] = f"x{len(names)}"
+                parameters.append(TensorUse(argument, merged.apply(key[1])))
+            strides = [_kind(s) for s in merged.apply(key[1])]
+            return builder.load(names[key], tile_dtype(tensor_of(argument).dtype), strides)
+
+        for node in self.group.nodes:
+            values[node] = _lower_node(builder, node, operand)
+        for position, (node, strides) in enumerate(writes):
+            merged_strides = merged.apply(strides)
+            parameters.append(TensorUse(node, merged_strides))
+            dtype = tile_dtype(tensor_of(node).dtype)
+            builder.store(f"out{position}", values[node], dtype, [_kind(s) for s in merged_strides])
+        return Lowered(builder.build(), merged.sizes, tuple(parameters))
+
+    def _loaded_operands(self, node: Node) -> list[Node]:
+        return [a for a in node.all_input_nodes if self.group.axes_of(a) is None and _is_loaded(a)]
+
+    def _read_strides(self, operand: Node, consumer: Node) -> tuple[int, ...]:
+        """Strides of an operand from memory along the axes of the domain."""
+        consumer_axes = self.group.axes[consumer]
+        if consumer.target in REDUCTIONS:
+            numbers = iter(range(len(self.sizes)))
+            shape = tensor_of(operand).shape
+            consumer_axes = tuple(None if is_one(n) else next(numbers) for n in shape)
+        rank = len(tensor_of(operand).shape)
+        return self._strides(operand, consumer_axes[len(consumer_axes) - rank :])
+
+    def _strides(self, node: Node, axes: Axes) -> tuple[int, ...]:
+        tensor = tensor_of(node)
+        strides = [0] * len(self.sizes)
+        for size, stride, axis in zip(tensor.shape, tensor.stride(), axes, strict=True):
+            if axis is not None and not is_one(size):
+                strides[axis] = self.number_of(stride)
+        return tuple(strides)
+
+
+def _kind(stride: int) -> Stride:
+    return {0: Stride.ZERO, 1: Stride.ONE}.get(stride, Stride.ANY)
+
+
+@dataclass(frozen=True)
+class _MergedAxes:
+    """How the axes of a domain become those of a program: parallel ones first, neighbours merged."""
+
+    runs: tuple[tuple[int, ...], ...]  # axes of the domain that are one of the program
+    sizes: tuple[int, ...]
+    reduced: tuple[bool, ...]
+
+    @property
+    def parallel_names(self) -> list[str]:
+        return [f"a{i}" for i, reduced in enumerate(self.reduced) if not reduced]
+
+    @property
+    def reduced_names(self) -> list[str]:
+        return [f"a{i}" for i, reduced in enumerate(self.reduced) if reduced]
+
+    def apply(self, strides: Sequence[int]) -> tuple[int, ...]:
+        """Strides along the program's axes: those of the innermost axis of each run."""
+        return tuple(strides[run[-1]] if run else 0 for run in self.runs)
+
+    def choose_lanes(self, uses: Sequence[tuple[Node, tuple[int, ...]]], writes: int) -> str:
+        """The axis along which most tensors have neighbours; later ones win, as they are the inner loops."""
+        last_reduced = max((i for i, r in enumerate(self.reduced) if r), default=-1)
+
+        def score(axis: int) -> tuple[int, int]:
+            ones = [self.apply(strides)[axis] == 1 for _, strides in uses]
+            return sum(ones) + sum(ones[len(ones) - writes :]), axis
+
+        candidates = [i for i, reduced in enumerate(self.reduced) if not reduced or i == last_reduced]
+        return f"a{max(candidates, key=score)}"
+
+
+def _merge_axes(sizes: Sequence[int], reduced: frozenset[int], all_strides: Sequence[Sequence[int]]) -> _MergedAxes:
+    runs: list[tuple[int, ...]] = []
+    order = [a for a in range(len(sizes)) if a not in reduced] + sorted(reduced)
+    for axis in order:
+        if sizes[axis] == 1 and axis not in reduced:
+            continue
+        if runs and (runs[-1][-1] in reduced) == (axis in reduced):
+            outer = runs[-1][-1]
+            if all(s[outer] == s[axis] * sizes[axis] for s in all_strides):
+                runs[-1] = (*runs[-1], axis)
+                continue
+        runs.append((axis,))
+    if not runs:
+        return _MergedAxes(((),), (1,), (False,))
+    products = []
+    for run in runs:
+        product = 1
+        for axis in run:
+            product *= sizes[axis]
+        products.append(product)
+    return _MergedAxes(tuple(runs), tuple(products), tuple(run[-1] in reduced for run in runs))
+
+
+def _name(group: Group) -> str:
+    """Names of the operators, as far as they fit."""
+    parts: list[str] = []
+    for node in group.nodes:
+        part = str(node.target).split(".")[-2].strip("_")
+        if not parts or parts[-1] != part:
+            parts.append(part)
+    return "fused_" + "_".join(parts)[:60].rstrip("_")

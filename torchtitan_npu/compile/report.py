@@ -1,0 +1,129 @@
+"""What compilation did, counted and with reasons: nothing falls back silently."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from torchtitan_npu.compile.fusion import Partition
+from torchtitan_npu.compile.group import is_view
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """Operators that run as one kernel."""
+
+    name: str
+    operators: tuple[str, ...]
+    reads: int  # tensors
+    writes: int
+
+
+@dataclass(frozen=True)
+class Unfused:
+    """An operator that runs by itself, and why."""
+
+    name: str
+    operator: str
+    reason: str
+
+
+@dataclass
+class GraphReport:
+    """One compiled graph: its passes, its kernels, its other operators."""
+
+    kind: str  # "inference", "forward" or "backward"
+    operators: int  # of the graph, without views
+    passes: dict[str, int]
+    kernels: list[FusedKernel] = field(default_factory=list)
+    unfused: list[Unfused] = field(default_factory=list)
+
+    @property
+    def launches(self) -> int:
+        return len(self.kernels) + len(self.unfused)
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind} graph: {self.operators} operators in {self.launches} launches"]
+        lines += [f"  pass {name}: {count}" for name, count in self.passes.items() if count]
+        for k in self.kernels:
+            lines.append(f"  kernel {k.name}: {' '.join(k.operators)} (reads {k.reads}, writes {k.writes})")
+        lines += [f"  alone {u.operator} ({u.name}): {u.reason}" for u in self.unfused]
+        return "\n".join(lines)
+
+
+counters: Counter[str] = Counter()
+"""Since the start or the last ``reset()``: graphs, kernels, fused_operators, unfused_operators, fallback_graphs."""
+
+_reports: list[GraphReport] = []
+_fallbacks: list[str] = []
+_lock = threading.Lock()
+
+
+def reports() -> list[GraphReport]:
+    """All graphs compiled since the start or the last :func:`reset`, in order."""
+    with _lock:
+        return list(_reports)
+
+
+def fallbacks() -> list[str]:
+    """Why graphs were not compiled but run as they are, one text a graph."""
+    with _lock:
+        return list(_fallbacks)
+
+
+def reset() -> None:
+    """Forgets reports, reasons and counts."""
+    with _lock:
+        _reports.clear()
+        _fallbacks.clear()
+        counters.clear()
+
+
+def note_fallback(reason: str) -> None:
+    with _lock:
+        _fallbacks.append(reason)
+        counters["fallback_graphs"] += 1
+
+
+def operator_name(node: Node) -> str:
+    return str(node.target).removesuffix(".default") if node.op == "call_function" else node.op
+
+
+def is_operator(node: Node) -> bool:
+    """Whether the node is work: no input, no view, no part of a tuple, no size."""
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OperatorBase)
+        and not is_view(node)
+        and not isinstance(node.meta.get("val"), (torch.SymInt, int))
+    )
+
+
+def note_graph(kind: str, operators: int, passes: dict[str, int], partition: Partition) -> GraphReport:
+    """Adds the report of a compiled graph."""
+    report = GraphReport(kind, operators, passes)
+    for step in partition.steps:
+        if isinstance(step, Node):
+            registered = getattr(step.target, "kernel", None)
+            if registered is not None:
+                names = registered.pattern.fused
+                report.kernels.append(FusedKernel(f"registered {registered.pattern}", names, len(step.args), 1))
+            elif is_operator(step):
+                reason = partition.reasons.get(step, "makes a tensor without reading one")
+                report.unfused.append(Unfused(step.name, operator_name(step), reason))
+            continue
+        names = tuple(operator_name(n) for n in step.nodes)
+        report.kernels.append(
+            FusedKernel(f"kernel_{step.number}", names, len(step.tensors), len(partition.stored(step)))
+        )
+    with _lock:
+        _reports.append(report)
+        counters["graphs"] += 1
+        counters["kernels"] += len(report.kernels)
+        counters["fused_operators"] += sum(len(k.operators) for k in report.kernels)
+        counters["unfused_operators"] += len(report.unfused)
+    return report
