@@ -65,7 +65,7 @@ def small_operators() -> list[Case]:
         ("index_select", [m], lambda a: a[2], NATIVE),
         ("item", [()], Tensor.item, NATIVE),
         ("bessel_j0 (fallback)", [v], torch.special.bessel_j0, FALLBACK),
-        ("cummax (fallback)", [v], lambda a: torch.cummax(a, 0), FALLBACK),
+        ("hypot (fallback)", [v, v], torch.hypot, FALLBACK),
     ]
     return [Case(name, "small operators", on(shapes, function), aim) for name, shapes, function, aim in table]
 

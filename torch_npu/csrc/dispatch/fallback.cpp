@@ -96,9 +96,9 @@ struct Survey {
 };
 
 /// An argument as the CPU kernel wants it.
-c10::IValue to_host(HostCall& call, const c10::IValue& value, const c10::Argument& argument,
+c10::IValue to_host(HostCall& call, c10::IValue&& value, const c10::Argument& argument,
                     c10::DeviceIndex device) {
-  if (value.isTensor()) return call.argument(value.toTensor());
+  if (value.isTensor()) return call.argument(std::move(value).toTensor());
   if (value.isTensorList()) {
     const auto list = value.toTensorList();
     c10::List<at::Tensor> views;
@@ -116,7 +116,7 @@ c10::IValue to_host(HostCall& call, const c10::IValue& value, const c10::Argumen
   if (value.isDevice() && value.toDevice().is_privateuseone()) return c10::Device(c10::DeviceType::CPU);
   if (value.isGenerator()) return host_generator(value.toGenerator(), device);
   if (value.isNone() && argument.name() == "generator") return host_generator(std::nullopt, device);
-  return value;
+  return std::move(value);
 }
 
 c10::IValue from_host(HostCall& call, const c10::IValue& value) {
@@ -129,11 +129,18 @@ c10::IValue from_host(HostCall& call, const c10::IValue& value) {
   return value;
 }
 
+bool returns_several(const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  return returns.size() > 1 ||
+         (returns.size() == 1 && !returns[0].type()->isSubtypeOf(*c10::TensorType::get()));
+}
+
 }  // namespace
 
 FallbackKernel::FallbackKernel(const c10::OperatorHandle& op)
     : record_(std::make_unique<FallbackRecord>(c10::toString(op.operator_name()))),
       is_mutable_(op.schema().is_mutable()),
+      several_results_(returns_several(op.schema())),
       mixes_devices_(mixes_devices(op.schema().name())) {}
 
 void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -167,14 +174,14 @@ void FallbackKernel::run_on_views(const c10::OperatorHandle& op, c10::DispatchKe
   const auto& schema = op.schema();
   const size_t first = stack->size() - schema.arguments().size();
   const auto device = device::current_device();
-  HostCall call;
+  HostCall call(several_results_);
   {
     // Holds while the views are made, too: a view keeps the allocator that its storage grows with.
     const HostAllocationsFromPool pooled;
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       auto& value = (*stack)[first + i];
       if (value.isTensor() && !value.toTensor().defined()) continue;
-      value = to_host(call, value, schema.arguments()[i], device);
+      value = to_host(call, std::move(value), schema.arguments()[i], device);
     }
     op.redispatchBoxed(keys, stack);
   }

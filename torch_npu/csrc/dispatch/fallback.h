@@ -29,6 +29,7 @@ class FallbackKernel final : public c10::OperatorKernel {
 
   std::unique_ptr<FallbackRecord> record_;
   bool is_mutable_;
+  bool several_results_;
   bool mixes_devices_;  // takes CPU tensors beside npu tensors by design (indices, lengths)
 };
 

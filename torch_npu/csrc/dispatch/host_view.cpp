@@ -17,35 +17,32 @@ constexpr c10::DispatchKeySet kLazyBits = c10::DispatchKeySet(c10::DispatchKey::
                                           c10::DispatchKeySet(c10::DispatchKey::Negative) |
                                           c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
 
-/// The npu tensor for a result of a CPU kernel: its metadata, and its version counter, over npu memory.
-class AdoptedTensor final : public c10::TensorImpl {
- public:
-  AdoptedTensor(c10::TensorImpl& result, c10::Storage storage)
-      : c10::TensorImpl(c10::TensorImpl::VIEW, c10::Storage(storage), kKeys, result.dtype()) {
-    copy_tensor_metadata(&result, this, c10::VariableVersion(result.version_counter()),
-                         /*allow_tensor_metadata_change=*/true);
-    device_opt_ = storage.device();
-    key_set_ = kKeys | (result.key_set() & kLazyBits);
-    if (!result.is_inference()) key_set_ = key_set_ | kAutogradKeys;
-    storage_ = std::move(storage);
-  }
-
- private:
-  static constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
-  static inline const c10::DispatchKeySet kAutogradKeys =
-      c10::getAutogradRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse1Bit);
-};
+constexpr c10::DispatchKeySet kHostKeys(c10::DispatchKey::CPU);
+constexpr c10::DispatchKeySet kNpuKeys(c10::DispatchKey::PrivateUse1);
 
 /// The CPU tensor for an npu argument: its metadata over the same bytes, for kernels below autograd.
 class HostView final : public c10::TensorImpl {
  public:
-  HostView(const c10::TensorImpl& source, c10::Storage storage)
-      : c10::TensorImpl(c10::TensorImpl::VIEW, c10::Storage(storage),
-                        c10::DispatchKeySet(c10::DispatchKey::CPU), source.dtype()) {
-    copy_tensor_metadata(&source, this, c10::VariableVersion(c10::VariableVersion::DISABLED), true);
+  HostView(const c10::TensorImpl& argument, c10::Storage storage)
+      : c10::TensorImpl(c10::TensorImpl::VIEW, std::move(storage), kHostKeys, argument.dtype()) {
+    copy_generic_tensor_metadata(&argument, this);
     device_opt_ = c10::Device(c10::DeviceType::CPU);
-    key_set_ = c10::DispatchKeySet(c10::DispatchKey::CPU) | (source.key_set() & kLazyBits);
-    storage_ = std::move(storage);
+    key_set_ = kHostKeys | (argument.key_set() & kLazyBits);
+  }
+};
+
+/// The npu tensor for a result of a CPU kernel: its metadata, and its version counter, over npu memory.
+class AdoptedTensor final : public c10::TensorImpl {
+ public:
+  AdoptedTensor(c10::TensorImpl& result, c10::Storage storage)
+      : c10::TensorImpl(c10::TensorImpl::VIEW, std::move(storage), kNpuKeys, result.dtype()) {
+    copy_generic_tensor_metadata(&result, this);
+    device_opt_ = storage_.device();
+    key_set_ = kNpuKeys | (result.key_set() & kLazyBits);
+    if (!result.is_inference()) {
+      key_set_ = key_set_ | c10::getAutogradRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse1Bit);
+    }
+    set_version_counter(result.version_counter());
   }
 };
 
@@ -109,15 +106,16 @@ at::Tensor host_view(const at::Tensor& npu) {
   return at::Tensor(c10::make_intrusive<HostView>(*npu.unsafeGetTensorImpl(), host_storage(npu)));
 }
 
-at::Tensor HostCall::argument(const at::Tensor& tensor) {
+at::Tensor HostCall::argument(at::Tensor tensor) {
   if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;
   if (!is_dense(tensor)) [[unlikely]] {
     const auto part = [this](const at::Tensor& t) { return argument(t); };
     composed_.push_back({tensor, relocate_parts(tensor, c10::DeviceType::CPU, part)});
     return composed_.back().view;
   }
-  arguments_.push_back({tensor, host_view(tensor)});
-  return arguments_.back().view;
+  at::Tensor view = host_view(tensor);
+  arguments_.push_back({std::move(tensor), view});
+  return view;
 }
 
 void HostCall::write_back() {
@@ -170,7 +168,7 @@ c10::Storage HostCall::npu_storage_of(const at::Tensor& cpu) {
   c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                              std::move(data), &memory::caching_allocator(),
                                                              /*resizable=*/true));
-  adopted_.emplace_back(host, storage);
+  if (several_results_) adopted_.emplace_back(host, storage);
   return storage;
 }
 
@@ -183,6 +181,7 @@ at::Tensor HostCall::result(const at::Tensor& cpu) {
     for (const auto& [npu, view] : composed_) {
       if (view.is_same(cpu)) return npu;
     }
+    several_results_ = true;
     const auto part = [this](const at::Tensor& t) { return result(t); };
     return relocate_parts(cpu, c10::DeviceType::PrivateUse1, part);
   }

@@ -18,8 +18,11 @@ at::Tensor host_view(const at::Tensor& npu);
 /// The tensors of one call of a CPU kernel: views of its npu arguments, and what becomes of its results.
 class HostCall {
  public:
+  /// `several_results`: the kernel returns more than one tensor, so that two of them may share memory.
+  explicit HostCall(bool several_results) : several_results_(several_results) {}
+
   /// The CPU view of an npu argument; anything else is passed through.
-  at::Tensor argument(const at::Tensor& tensor);
+  at::Tensor argument(at::Tensor tensor);
 
   /// Carries changes of shape, strides and storage (out=, resize_, in-place) from the views back to the npu
   /// tensors.
@@ -43,7 +46,8 @@ class HostCall {
   };
   c10::SmallVector<Pair, 6> arguments_;  // dense ones, and the parts of the others
   c10::SmallVector<Pair, 1> composed_;   // sparse and nested ones
-  c10::SmallVector<std::pair<const c10::StorageImpl*, c10::Storage>, 2> adopted_;
+  bool several_results_;
+  c10::SmallVector<std::pair<const c10::StorageImpl*, c10::Storage>, 2> adopted_;  // if several_results_
   size_t copied_bytes_ = 0;
 };
 
