@@ -14,6 +14,9 @@ from graph_autofusion.dtypes import DType
 from graph_autofusion.instructions import INSTRUCTIONS
 from graph_autofusion.program import TileProgram
 
+ROWS_TOGETHER = 4
+"""Rows that a block of rows folds in one pass: they share what does not depend on the row (a vector times a matrix)."""
+
 LANES = 16
 """Elements that one step computes: a 512-bit register of float32."""
 
@@ -55,6 +58,7 @@ class Schedule:
     kept: tuple[int, ...]  # nodes, in the order of their scratch rows
     lanes_reduced: bool  # lanes lie along a reduced axis
     accumulators: int  # independent partial results of each reduction, to hide the latency of its instruction
+    row_axis: int | None = None  # the axis along which 16 rows at a time are folded; their results lie in the lanes
 
     def loop_axes(self) -> list[int]:
         """Reduced axes that need a loop of their own, outermost first."""
@@ -72,6 +76,8 @@ class Schedule:
         lines = [f"{len(self.phases)} phase(s), {LANES} lanes along {program.axes[program.vector].name}"]
         if self.lanes_reduced:
             lines.append(f"{self.accumulators} accumulators a reduction")
+        if self.row_axis is not None:
+            lines.append(f"{LANES} rows along {program.axes[self.row_axis].name} a step, {ROWS_TOGETHER} in one pass")
         for number, phase in enumerate(self.phases):
             folds = [program.nodes[r].op for r in phase.reductions]
             lines.append(
@@ -88,9 +94,26 @@ def schedule(program: TileProgram) -> Schedule:
     wanted = [_wanted(program, stages, phase) for phase in range(last + 1)]
     kept = _choose_kept(program, wanted)
     phases = tuple(_phase(program, stages, kept, wanted, number) for number in range(last + 1))
-    return Schedule(
-        program, phases, tuple(kept), program.vector in program.reduced, 2 if _is_heavy(program, phases) else 4
-    )
+    lanes_reduced = program.vector in program.reduced
+    accumulators = 2 if _is_heavy(program, phases) else 4
+    row_axis = _row_axis(program, phases) if lanes_reduced else None
+    return Schedule(program, phases, tuple(kept), lanes_reduced, 2 if row_axis is not None else accumulators, row_axis)
+
+
+def _row_axis(program: TileProgram, phases: tuple[Phase, ...]) -> int | None:
+    """The innermost parallel axis, if the program is one light pass over each row and then works on the results."""
+    outer = [i for i in range(len(program.axes)) if i not in program.reduced]
+    first, rest = phases[0], phases[1:]
+    if not outer or len(rest) != 1 or rest[0].has_pass or first.stores or first.row_stores:
+        return None
+    light = sum(_instruction_cost(program, i) for i in first.tiles) <= 6
+    windowed = any(p.window is not None or p.gathered for p in program.parameters)
+    return outer[-1] if light and not windowed and not _rows_before(program, first) else None
+
+
+def _rows_before(program: TileProgram, phase: Phase) -> bool:
+    """Whether the pass uses values of rows other than loads and numbers."""
+    return any(program.nodes[i].op not in ("load", "scalar") for i in phase.rows)
 
 
 def _stages(program: TileProgram) -> list[int]:

@@ -14,7 +14,7 @@ from graph_autofusion.dtypes import DType
 from graph_autofusion.instructions import INSTRUCTIONS, REDUCTIONS
 from graph_autofusion.launch_words import WordLayout
 from graph_autofusion.program import Node, Parameter, Stride
-from graph_autofusion.schedule import Phase, Schedule
+from graph_autofusion.schedule import ROWS_TOGETHER, Phase, Schedule
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
 
@@ -86,9 +86,12 @@ class _HostPrinter:
 
     def _units(self) -> None:
         """The loop over the block's share of the units, and in it the phases."""
-        outer, vector = self.schedule.outer_axes(), self.program.vector
+        vector = self.program.vector
+        outer = [a for a in self.schedule.outer_axes() if a != self.schedule.row_axis]
         rows = " * ".join(f"n{a}" for a in outer) or "1"
-        if self.schedule.lanes_reduced:
+        if self.schedule.row_axis is not None:
+            self.put(f"const i64 chunks = (n{self.schedule.row_axis} + lanes - 1) / lanes;")
+        elif self.schedule.lanes_reduced:
             self.put("const i64 chunks = 1;")
         else:
             lanes = f"{COLUMN_BLOCK} * lanes" if self.columns else str(POINTWISE_CHUNK)
@@ -99,7 +102,9 @@ class _HostPrinter:
         self._decompose(outer)
         for i, parameter in enumerate(self.program.parameters):
             self.put(f"{self._pointer_type(parameter)} const q{i} = p{i}{self._offset(i, outer)};")
-        if self.schedule.lanes_reduced:
+        if self.schedule.row_axis is not None:
+            self._row_block(self.schedule.row_axis)
+        elif self.schedule.lanes_reduced:
             self._phases(columns=1)
         elif self.columns:
             self._column_blocks()
@@ -156,6 +161,101 @@ class _HostPrinter:
             f"for (i64 low = first; low < n{vector}; low += lanes) block_of_lanes.template operator()<1, false>(low);"
         )
         self.close()
+
+    def _row_block(self, axis: int) -> None:
+        """16 rows: a few of them in each pass, then their results as the lanes of one register."""
+        self.put("const i64 j = unit % chunks * lanes;")
+        self.put(f"const i64 rows = n{axis} - j < lanes ? n{axis} - j : lanes;")
+        first, second = self.schedule.phases
+        for i in first.rows:
+            self.put(f"const {self._vector(i)} v{i} = {self._row_block_row(i)};")
+        for r in first.reductions:
+            self.put(f"{self._vector(r)} f{r}[lanes] = {{}};")
+        self.open(f"for (i64 row = 0; row < rows; row += {ROWS_TOGETHER})")
+        for number, parameter in enumerate(self.program.parameters):
+            stride = self._stride(number, axis)
+            if stride and not parameter.is_output and self._is_tile_parameter(number):
+                for k in range(ROWS_TOGETHER):
+                    # Rows that do not exist are the last one again: their results are not stored.
+                    self.put(
+                        f"{self._pointer_type(parameter)} const r{number}_{k} = "
+                        f"q{number} + (j + (row + {k} < rows ? row + {k} : rows - 1)) * {stride};"
+                    )
+        self._row_pass(first)
+        for r in first.reductions:
+            for k in range(ROWS_TOGETHER):
+                self.put(f"f{r}[row + {k}] = {self._combine(r, f'a{r}[{k}][0]', f'a{r}[{k}][1]')};")
+        self.close()
+        for r in first.reductions:
+            vector = self._vector(r)
+            combine = f"[]({vector} a, {vector} b) {{ return {self._combine(r, 'a', 'b')}; }}"
+            self.put(f"const {vector} v{r} = {self._wrapped(r, f'fold_rows(f{r}, {combine})')};")
+        for i in second.rows:
+            self.put(f"const {self._vector(i)} v{i} = {self._row_block_row(i)};")
+        for i in second.row_stores:
+            self._row_block_store(i, axis)
+
+    def _is_tile_parameter(self, number: int) -> bool:
+        """Whether elements of the parameter are read in the pass."""
+        nodes = enumerate(self.program.nodes)
+        return any(n.op == "load" and n.attr == number and not self.program.is_row(i) for i, n in nodes)
+
+    def _row_pass(self, phase: Phase) -> None:
+        loops = self.schedule.loop_axes()
+        for r in phase.reductions:
+            self.put(f"{self._vector(r)} a{r}[{ROWS_TOGETHER}][2];")
+            self.put(f"for (auto& row_of : a{r}) row_of[0] = row_of[1] = {self._identity(r)};")
+        arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)
+        self.open(f"const auto pass = [&]({arguments}) __attribute__((always_inline))")
+        axis = self.schedule.row_axis
+        shared = [i for i in phase.tiles if axis not in self.program.varies[i]]
+        for i in shared:
+            self.put(f"const {self._vector(i)} v{i} = {self._expression(i)};")
+        for k in range(ROWS_TOGETHER):
+            self.put("{")
+            for i in phase.tiles:
+                if i not in shared:
+                    self.put(f"  const {self._vector(i)} v{i} = {self._row_expression(i, k)};")
+            for r in phase.reductions:
+                value = self._name(self.program.nodes[r].args[0])
+                value = f"(left >= lanes ? {value} : select(first_lanes(left), {value}, {self._identity(r)}))"
+                into = f"a{r}[{k}][u]"
+                self.put(f"  {into} = {self._wrapped(r, self._combine(r, into, value))};")
+            self.put("}")
+        self.close("};")
+        for a in loops:
+            self.open(f"for (i64 i{a} = 0; i{a} < n{a}; ++i{a})")
+        self._steps("pass", 2, "".join(f", i{a}" for a in loops))
+        for _ in loops:
+            self.close()
+
+    def _row_expression(self, i: int, k: int) -> str:
+        node = self.program.nodes[i]
+        if node.op != "load":
+            return self._expression(i)
+        address, stride = self._address(node.attr)
+        address = address.replace(f"q{node.attr}", f"r{node.attr}_{k}", 1)
+        return self._plain_load(self.program.parameters[node.attr], address, stride)
+
+    def _row_block_row(self, i: int) -> str:
+        """A value of the rows: lanes lie along them."""
+        node = self.program.nodes[i]
+        if node.op == "index" and node.attr == self.schedule.row_axis:
+            return "splat(j) + to_L(lane_number)"
+        if node.op != "load":
+            return self._expression(i)
+        address, stride = self._row_address(node.attr)
+        return self._plain_load(self.program.parameters[node.attr], address, stride).replace("left", "rows")
+
+    def _row_block_store(self, i: int, axis: int) -> None:
+        node = self.program.nodes[i]
+        address, stride = self._row_address(node.attr)
+        self._put_store(self.program.parameters[node.attr], address, stride, self._name(node.args[0]), "rows")
+
+    def _row_address(self, number: int) -> tuple[str, str]:
+        assert self.schedule.row_axis is not None
+        stride = self._stride(number, self.schedule.row_axis)
+        return f"q{number}" + (f" + j * {stride}" if stride else ""), stride
 
     # ---- phases
 
@@ -368,14 +468,19 @@ class _HostPrinter:
         store = f"store_{parameter.dtype.value}"
         if self.schedule.lanes_reduced and self.program.is_row(i):
             self.put(f"{store}({address}, {value}, 1);")
-        elif stride == "1":
-            self.put(f"{store}({address}, {value}, left);")
+        else:
+            self._put_store(parameter, address, stride, value, "left")
+
+    def _put_store(self, parameter: Parameter, address: str, stride: str, value: str, count: str) -> None:
+        store = f"store_{parameter.dtype.value}"
+        if stride == "1":
+            self.put(f"{store}({address}, {value}, {count});")
         elif stride == "":
             self.put(f"{store}({address}, {value}, 1);")
         else:
             element = _ELEMENT[parameter.dtype]
             self.put(f"{{ Packed<{element}> packed; {store}(packed.lane, {value}, lanes);")
-            self.put(f"  scatter({address}, {stride}, packed, left); }}")
+            self.put(f"  scatter({address}, {stride}, packed, {count}); }}")
 
 
 def _constant(number: float | int | bool, dtype: DType) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,9 +11,11 @@ from hypothesis import strategies as st
 from tile_programs import in_order, random_array, run_both, shape_of
 
 from graph_autofusion.dtypes import BF16, F16, F32, I64, DType
-from graph_autofusion.kernel import HostKernel
+from graph_autofusion.host.launcher import runtime, words_of
+from graph_autofusion.kernel import HostKernel, bind_array
 from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
 from graph_autofusion.schedule import schedule
+from graph_autofusion.sequence import pack_sequence, sequence_function
 
 # Smooth and bounded, so that rounding in one does not decide about the next.
 UNARY = ["neg", "abs", "exp", "tanh", "sigmoid", "relu", "square", "erf", "gelu", "silu", "sin"]
@@ -112,6 +116,44 @@ def test_rows_of_a_transposed_input() -> None:
     t.store("out", value.sum(), F32)
     ((actual, expected),) = run_both(t.build(), x.shape, {"x": x}).values()
     np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 5), (16, 16), (37, 100), (100, 37)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_vector_times_matrix(sizes: tuple[int, int], threads: int) -> None:
+    """Rows are folded 16 at a time, and their results lie in the lanes."""
+    t = TileBuilder("vector_matrix", axes=("n",), reduced=("k",))
+    products = t.load("w", F32) * t.load("x", F32, (ZERO, ONE))
+    t.store("out", (products.sum() + t.load("b", F32, (ONE, ZERO))).tanh(), F32, (ONE, ZERO))
+    program = t.build()
+    assert schedule(program).row_axis == 0
+    rng = np.random.default_rng(0)
+    inputs = {p.name: random_array(rng, shape_of(p.strides, sizes), F32) for p in program.inputs}
+    ((actual, expected),) = run_both(program, sizes, inputs, threads).values()
+    np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
+
+
+def test_sequence_of_kernels() -> None:
+    first, second = HostKernel(softmax(F32)), HostKernel(doubled())
+    x = np.ones((3, 20), np.float32)
+    middle, out = np.empty_like(x), np.empty_like(x)
+    strides = first.tile_program.inputs[0].strides
+    words = [
+        k.words.pack(x.shape, [bind_array(a, strides), bind_array(b, strides)])
+        for k, a, b in ((first, x, middle), (second, middle, out))
+    ]
+    flat, starts = pack_sequence([first, second], words)
+    assert flat[starts[1] :] == words[1]
+    launch = words_of(flat)
+    run = runtime()
+    run.check(run.launch(sequence_function(), 1, ctypes.byref(launch), ctypes.sizeof(launch), None))
+    np.testing.assert_allclose(out, 2 / 20, 1e-6)
+
+
+def doubled() -> TileProgram:
+    t = TileBuilder("doubled")
+    t.store("out", t.load("x", F32) * 2.0, F32)
+    return t.build()
 
 
 def test_one_kernel_serves_all_shapes() -> None:
