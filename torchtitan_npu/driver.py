@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
+_handles: dict[tuple[int, int], int] = {}
 
-def current_stream_handle() -> int | None:
-    """The aclrtStream that work of the calling thread goes to; None is CANN's default stream."""
-    return getattr(torch, "npu").current_stream().npu_stream or None  # noqa: B009  known to torch at run time only
+
+def current_stream_handle() -> int:
+    """The aclrtStream that work of the calling thread goes to."""
+    stream = torch.accelerator.current_stream()
+    key = stream.device_index, stream.stream_id
+    handle = _handles.get(key)
+    if handle is None:
+        npu = getattr(torch, "npu")  # noqa: B009  torch's types do not know the module
+        handle = _handles[key] = npu.current_stream().npu_stream
+    return handle

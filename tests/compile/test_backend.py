@@ -131,6 +131,16 @@ def test_batch_norm_changes_its_buffers() -> None:
         assert_close(a, b, terms=64)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 17), (64, 33), (5, 16)])
+def test_one_row_times_a_matrix_is_a_kernel(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    x, weight, bias = (torch.randn(s, dtype=dtype) for s in ((1, inputs), (outputs, inputs), (outputs,)))
+    check(lambda x, w, b: F.gelu(F.linear(x, w, b)) + b, x, weight, bias)
+    (report,) = reports()
+    assert [k.operators[0] for k in report.kernels] == ["aten.addmm"]
+    assert not report.unfused
+
+
 def test_rotary_and_swiglu() -> None:
     check(rotary, torch.randn(2, 3, 5, 8), torch.randn(5, 8), torch.randn(5, 8))
     check(swiglu, torch.randn(4, 9), torch.randn(4, 9))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph, Node
 
-from torchtitan_npu.compile.group import VIEWS, Group, is_view, tensor_of
+from torchtitan_npu.compile.group import PRODUCTS, VIEWS, Group, is_view, tensor_of
 from torchtitan_npu.compile.lowering import CREATES, POINTWISE, REDUCTIONS, DoesNotFuse
 
 aten = torch.ops.aten
@@ -83,12 +83,12 @@ class _Partitioner:
     def _place(self, node: Node) -> None:
         if is_view(node) or node.target in CREATES:
             return
-        if node.target not in POINTWISE and node.target not in REDUCTIONS:
+        if node.target not in POINTWISE and node.target not in REDUCTIONS and node.target not in PRODUCTS:
             matrix = node.target in _MATRIX_OPERATORS
             self.reasons[node] = "is a matrix operator of CANN" if matrix else "has no tile instructions"
             return
         reason = ""
-        candidates = self._merge_candidates(node)
+        candidates = [] if node.target in PRODUCTS else self._merge_candidates(node)
         for group in candidates:
             try:
                 self._require_no_detour(node, group)

@@ -21,6 +21,7 @@ from torchtitan_npu.compile.lowering import (
     REDUCTIONS,
     Context,
     DoesNotFuse,
+    lower_product,
     lower_reduction,
     tile_dtype,
 )
@@ -34,6 +35,9 @@ VIEWS = {
     aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default,
 }  # fmt: skip
 """Views that only rename dimensions: a group can look through them."""
+
+PRODUCTS: dict[Any, tuple[int, int]] = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2)}
+"""Matrix products, with one row a sum over elementwise products; which of their arguments they multiply."""
 
 MOST_NODES = 48
 MOST_TENSORS = 24
@@ -92,7 +96,7 @@ class Group:
             raise DoesNotFuse("is empty")
         before = list(self.domain), self.reduced
         try:
-            axes = self._axes_of_reduction(node) if node.target in REDUCTIONS else self._axes_of_pointwise(node)
+            axes = self._axes(node)
             tensors = self.tensors | set(self._outside(node))
             if len(tensors) > MOST_TENSORS:
                 raise DoesNotFuse(f"the kernel would read more than {MOST_TENSORS} tensors")
@@ -112,6 +116,27 @@ class Group:
     def _outside(self, node: Node) -> list[Node]:
         """Tensor operands that come from memory."""
         return [a for a in node.all_input_nodes if self.axes_of(a) is None and _is_loaded(a)]
+
+    def _axes(self, node: Node) -> Axes:
+        if node.target in REDUCTIONS:
+            return self._axes_of_reduction(node)
+        return self._axes_of_product(node) if node.target in PRODUCTS else self._axes_of_pointwise(node)
+
+    def _axes_of_product(self, node: Node) -> Axes:
+        """Of one row and a matrix: the loops are over the row's products with each column."""
+        if self.nodes:
+            raise DoesNotFuse("multiplies matrices, which begins a kernel")
+        left, right = product_operands(node)
+        row, matrix = tensor_of(left), tensor_of(right)
+        if not (is_one(row.shape[0]) and row.dtype == matrix.dtype and row.dtype.is_floating_point):
+            raise DoesNotFuse("is a matrix operator of CANN")
+        if not (same(matrix.stride()[0], 1) or is_one(matrix.shape[0])) or is_one(matrix.shape[0]):
+            raise DoesNotFuse("is a matrix operator of CANN: the columns of its matrix are not contiguous")
+        if is_one(matrix.shape[1]) or left is right or row.dtype == torch.float64:
+            raise DoesNotFuse("is a matrix operator of CANN")
+        self.domain = [matrix.shape[1], matrix.shape[0]]
+        self.reduced = frozenset({1})
+        return (None, 0)
 
     # ---- dimensions
 
@@ -234,6 +259,13 @@ def reduced_dims(node: Node, rank: int) -> set[int]:
     return {d % rank for d in (given if isinstance(given, (list, tuple)) else [given])} if rank else set()
 
 
+def product_operands(node: Node) -> tuple[Node, Node]:
+    """The row and the matrix that a node of :data:`PRODUCTS` multiplies."""
+    arguments: Any = node.args
+    first, second = PRODUCTS[node.target]
+    return arguments[first], arguments[second]
+
+
 Operand = Callable[[Node, Node], Value]
 
 
@@ -275,6 +307,11 @@ def _lower_node(builder: TileBuilder, node: Node, operand: Operand) -> Value:
             if REDUCTIONS[node.target] == "mean" and not isinstance(count, int):
                 raise DoesNotFuse("averages over a symbolic size")
             value = lower_reduction(context, REDUCTIONS[node.target], arguments[0], count)
+        elif node.target in PRODUCTS:
+            first, second = PRODUCTS[node.target]
+            value = lower_product(
+                context, arguments[first], arguments[second], arguments[0] if first else None, keywords
+            )
         else:
             value = POINTWISE[node.target](context, *arguments, **keywords)
     except ValueError as error:
@@ -360,6 +397,8 @@ class _GroupLowering:
     def _read_strides(self, operand: Node, consumer: Node) -> tuple[int, ...]:
         """Strides of an operand from memory along the axes of the domain."""
         consumer_axes = self.group.axes[consumer]
+        if consumer.target in PRODUCTS and operand in product_operands(consumer):
+            consumer_axes = (None, 1) if operand is product_operands(consumer)[0] else (1, 0)
         if consumer.target in REDUCTIONS:
             numbers = iter(range(len(self.sizes)))
             shape = tensor_of(operand).shape
@@ -400,13 +439,25 @@ class _MergedAxes:
         """Strides along the program's axes: those of the innermost axis of each run."""
         return tuple(strides[run[-1]] if run else 0 for run in self.runs)
 
+    def _elements(self, strides: Sequence[int]) -> int:
+        count = 1
+        for size, stride in zip(self.sizes, strides, strict=True):
+            count *= size if stride else 1
+        return count
+
     def choose_lanes(self, uses: Sequence[tuple[Node, tuple[int, ...]]], writes: int) -> str:
-        """The axis along which most tensors have neighbours; later ones win, as they are the inner loops."""
+        """The axis along which most elements have neighbours; later ones win, as they are the inner loops.
+
+        Without reductions what is written counts twice: storing apart costs more than loading apart.
+        """
         last_reduced = max((i for i, r in enumerate(self.reduced) if r), default=-1)
+        merged = [self.apply(strides) for _, strides in uses]
+        weights = [self._elements(strides) for strides in merged]
+        if last_reduced < 0:
+            weights[len(merged) - writes :] = [2 * w for w in weights[len(merged) - writes :]]
 
         def score(axis: int) -> tuple[int, int]:
-            ones = [self.apply(strides)[axis] == 1 for _, strides in uses]
-            return sum(ones) + sum(ones[len(ones) - writes :]), axis
+            return sum(w for w, strides in zip(weights, merged, strict=True) if strides[axis] == 1), axis
 
         candidates = [i for i, reduced in enumerate(self.reduced) if not reduced or i == last_reduced]
         return f"a{max(candidates, key=score)}"

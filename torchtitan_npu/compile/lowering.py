@@ -406,3 +406,13 @@ def lower_reduction(c: Context, name: str, value: Value, count: int) -> Value:
     if name == "mean":
         return total.apply("mul", 1.0 / count) if count else total.apply("div", 0.0)
     return total
+
+
+def lower_product(c: Context, row: Value, matrix: Value, added: Value | None, options: dict[str, Any]) -> Value:
+    """``alpha * (row @ matrix) + beta * added``, a sum over the elementwise products."""
+    value = c.builder.reduce("sum", row.apply("mul", matrix))
+    alpha, beta = options.get("alpha", 1), options.get("beta", 1)
+    value = value if alpha == 1 else value.apply("mul", float(alpha))
+    if added is None or beta == 0:
+        return value
+    return value.apply("add", _scaled(c, added, float(beta), value.dtype))

@@ -98,7 +98,9 @@ def remove_redundant_views(graph: Graph) -> int:
     """Views to the shape that is there; a view of a view becomes one of the first."""
     removed = 0
     for node in list(graph.nodes):
-        if node.target not in (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default):
+        if node.target is aten._unsafe_view.default:  # of a fresh tensor: a view like any other
+            node.target = aten.view.default
+        if node.target not in (aten.view.default, aten.reshape.default, aten.expand.default):
             continue
         base = node.args[0]
         before, after = tensor(base), tensor(node)

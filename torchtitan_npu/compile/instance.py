@@ -1,0 +1,325 @@
+"""A plan for given sizes: memory, launch arguments, and the generated function that runs it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from graph_autofusion.host.launcher import runtime, words_of
+from graph_autofusion.kernel import HostKernel
+from graph_autofusion.launch_words import Binding
+from graph_autofusion.program import TileProgram
+from graph_autofusion.sequence import pack_sequence, sequence_function
+from torchtitan_npu.compile.fusion import Partition
+from torchtitan_npu.compile.group import Group, Lowered, TensorUse, is_view, lower_group, tensor_of
+from torchtitan_npu.compile.memory import ArenaPlan, Lifetime, plan_arena
+
+_kernels: dict[str, HostKernel] = {}
+_kernels_lock = threading.Lock()
+
+
+def kernel_of(program: TileProgram) -> HostKernel:
+    """The compiled kernel of a program, one a process."""
+    with _kernels_lock:
+        return _kernels.setdefault(repr(program), HostKernel(program))
+
+
+@dataclass
+class Launch:
+    """Kernels that go to the device in one call, and the words of the call."""
+
+    kernels: list[HostKernel]
+    lowered: list[Lowered]
+    words: Any
+
+
+@dataclass
+class PlanInstance:
+    """A plan for one set of sizes."""
+
+    source: str
+    run: Callable[[list[Any], int], tuple[Any, ...]]
+    launches: list[Launch]
+    arena: ArenaPlan
+    lifetimes: list[tuple[str, Lifetime]] = field(default_factory=list)  # of the arena's tensors, by node
+
+
+def write_instance(
+    module: GraphModule, partition: Partition, threads: int, number_of: Callable[[Any], int], with_arena: bool
+) -> PlanInstance:
+    """Compiles the kernels that are new, plans memory and generates the function."""
+    return _InstanceWriter(module, partition, threads, number_of, with_arena).write()
+
+
+def memory_of(node: Node) -> Node:
+    """The node whose tensor's memory this one's lies in."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def may_alias(node: Node) -> bool:
+    """Whether a result may lie in the memory of an argument without being one of the views that are looked through."""
+    if node.op != "call_function" or is_view(node):
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return any(r.alias_info is not None for r in node.target._schema.returns)
+
+
+class _InstanceWriter:
+    def __init__(
+        self, module: GraphModule, partition: Partition, threads: int, number_of: Callable[[Any], int], with_arena: bool
+    ) -> None:
+        self.module = module
+        self.partition = partition
+        self.threads = threads
+        self.number_of = number_of
+        self.stored = {g.number: partition.stored(g) for g in partition.groups}
+        self.lowered = {g.number: lower_group(g, self.stored[g.number], number_of) for g in partition.groups}
+        (self.output,) = (n for n in module.graph.nodes if n.op == "output")
+        self.inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self.used = self._nodes_used_from_python()
+        self.last = self._last_uses()
+        self.lines: list[str] = []
+        self.names: dict[Node, str] = {}
+        self.globals: dict[str, Any] = {"empty_strided": torch.empty_strided}
+        self.launches: list[Launch] = []
+        self.input_words: list[tuple[Any, int, Node, int]] = []  # words that hold an input's address plus an offset
+        self.with_arena = with_arena
+        self.fixed: dict[Node, torch.Tensor] = {}  # tensors in the arena
+        self.forgotten: set[Node] = set()  # names that were deleted
+
+    def write(self) -> PlanInstance:
+        self._compile_kernels()
+        plan, lifetimes = self._plan_memory()
+        self.names |= {n: f"a{i}" for i, n in enumerate(self.inputs)}
+        body = self._steps()
+        self.lines.append("def run(arguments, stream):")
+        if self.inputs:
+            self.lines.append(f"  {', '.join(self.names[n] for n in self.inputs)}, = arguments")
+        self.lines.append("  arguments.clear()")
+        self._bind_inputs()
+        self.lines += body
+        self.lines.append(f"  return {self._text(tuple(self.output.args[0]))}")
+        source = "\n".join(self.lines) + "\n"
+        exec(compile(source, "<npu plan>", "exec"), self.globals)
+        return PlanInstance(source, self.globals["run"], self.launches, plan, lifetimes)
+
+    def _compile_kernels(self) -> None:
+        """All kernels that are new, side by side: most of the time is the compiler's."""
+        kernels = list({id(k): k for lowered in self.lowered.values() for k in [kernel_of(lowered.program)]}.values())
+        runtime().ensure_device()
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            list(pool.map(lambda kernel: kernel.binary, kernels))
+
+    # ---- what lives how long
+
+    def _nodes_used_from_python(self) -> set[Node]:
+        """Nodes whose tensors the generated code handles; views that only kernels read are addresses."""
+        used: set[Node] = set()
+        waiting: list[Node] = list(self.output.all_input_nodes)
+        for step in self.partition.steps:
+            if isinstance(step, Node) and not is_view(step):
+                waiting.extend(step.all_input_nodes)
+        while waiting:
+            node = waiting.pop()
+            if node not in used:
+                used.add(node)
+                if is_view(node):
+                    waiting.extend(node.all_input_nodes)
+        return used
+
+    def _last_uses(self) -> dict[Node, int]:
+        """The position of the last step that uses each node, and for memory any view of it."""
+        last: dict[Node, int] = {}
+        for position, step in enumerate(self.partition.steps):
+            if isinstance(step, Group):
+                nodes = [use.node for use in self.lowered[step.number].uses]
+            else:
+                nodes = [step, *step.all_input_nodes]
+            for node in nodes:
+                last[node] = last[memory_of(node)] = position
+        return last
+
+    def _escaping(self) -> set[Node]:
+        """Nodes whose memory outlives the run."""
+        escaping = {memory_of(n) for n in self.output.all_input_nodes}
+        for node in reversed(self.module.graph.nodes):
+            if may_alias(node) and node in escaping:
+                escaping |= {memory_of(a) for a in node.all_input_nodes}
+        return escaping
+
+    def _plan_memory(self) -> tuple[ArenaPlan, list[tuple[str, Lifetime]]]:
+        """Places what kernels write and nobody outside reads into one arena, which stays."""
+        if not self.with_arena:
+            return plan_arena([]), []
+        escaping = self._escaping()
+        nodes, lifetimes = [], []
+        for position, step in enumerate(self.partition.steps):
+            for node in self.stored[step.number] if isinstance(step, Group) else ():
+                if node not in escaping:
+                    nodes.append(node)
+                    lifetimes.append(Lifetime(self._bytes(node), position, self.last[node]))
+        plan = plan_arena(lifetimes)
+        if nodes:
+            device = tensor_of(nodes[0]).device
+            arena = torch.empty(plan.bytes, dtype=torch.uint8, device=device)
+            for node, offset in zip(nodes, plan.offsets, strict=True):
+                tensor, size = tensor_of(node), self._bytes(node)
+                flat = arena[offset : offset + size].view(tensor.dtype)
+                self.fixed[node] = flat.as_strided(self._numbers(tensor.shape), self._numbers(tensor.stride()))
+                self.names[node] = self._constant(self.fixed[node])
+        return plan, [(n.name, t) for n, t in zip(nodes, lifetimes, strict=True)]
+
+    def _numbers(self, sizes: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(self.number_of(n) for n in sizes)
+
+    def _bytes(self, node: Node) -> int:
+        """From the first to the last element."""
+        tensor = tensor_of(node)
+        sizes, strides = self._numbers(tensor.shape), self._numbers(tensor.stride())
+        return (1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))) * tensor.element_size()
+
+    # ---- steps
+
+    def _steps(self) -> list[str]:
+        """The calls, in order; neighbouring small kernels are one launch."""
+        lines: list[str] = []
+        waiting: list[Group] = []
+        for position, step in enumerate(self.partition.steps):
+            if isinstance(step, Group):
+                lowered = self.lowered[step.number]
+                if kernel_of(lowered.program).blocks(lowered.sizes, self.threads) > 1:
+                    lines += self._launch(waiting) + self._launch([step])
+                    waiting = []
+                else:
+                    waiting.append(step)
+            elif step.op == "get_attr" or not is_view(step) or step in self.used:
+                lines += self._launch(waiting) + self._call(step)
+                waiting = []
+                lines += self._deletions(position)
+        return lines + self._launch(waiting)
+
+    def _deletions(self, position: int) -> list[str]:
+        """Forgets tensors of Python that no later step needs."""
+        kept = set(self.output.all_input_nodes) | self.forgotten | set(self.fixed)
+        dead = [n for n, at in self.last.items() if at <= position and n in self.names and n not in kept]
+        self.forgotten.update(dead)
+        return [f"  del {', '.join(self.names[n] for n in dead)}"] if dead else []
+
+    def _launch(self, groups: list[Group]) -> list[str]:
+        """One launch of the groups' kernels."""
+        if not groups:
+            return []
+        lowered = [self.lowered[g.number] for g in groups]
+        kernels = [kernel_of(low.program) for low in lowered]
+        packed = [
+            kernel.words.pack(low.sizes, [Binding(0, use.strides) for use in low.uses])
+            for kernel, low in zip(kernels, lowered, strict=True)
+        ]
+        if len(groups) == 1:
+            flat, starts, function = packed[0], [0], kernels[0].function
+            blocks = kernels[0].blocks(lowered[0].sizes, self.threads)
+        else:
+            flat, starts = pack_sequence(kernels, packed)
+            function, blocks = sequence_function(), 1
+        words = words_of(flat)
+        number = len(self.launches)
+        self.launches.append(Launch(kernels, lowered, words))
+        lines = [line for g in groups for node in self.stored[g.number] for line in self._allocate(node)]
+        for low, start in zip(lowered, starts, strict=True):
+            for position, use in enumerate(low.uses, start):
+                lines += self._address(number, words, position, use)
+        run = runtime()
+        fixed = (
+            ctypes.c_void_p(function), ctypes.c_uint32(blocks), ctypes.byref(words),
+            ctypes.c_size_t(ctypes.sizeof(words)),
+        )  # fmt: skip
+        self.globals |= {f"w{number}": words, f"f{number}": fixed, "launch": run.launch, "check": run.check}
+        return [*lines, f"  check(launch(*f{number}, stream))  # {', '.join(k.tile_program.name for k in kernels)}"]
+
+    def _allocate(self, node: Node) -> list[str]:
+        if node in self.fixed:
+            return []
+        tensor = tensor_of(node)
+        name = self.names[node] = f"v{len(self.names)}"
+        shape, strides = self._numbers(tensor.shape), self._numbers(tensor.stride())
+        options = f"dtype={self._constant(tensor.dtype)}, device={self._constant(tensor.device)}"
+        return [f"  {name} = empty_strided({shape}, {strides}, {options})"]
+
+    def _address(self, number: int, words: Any, position: int, use: TensorUse) -> list[str]:
+        """Puts the address of the element with index 0 into a word: now, when the inputs change, or at each run."""
+        base = memory_of(use.node)
+        view, memory = tensor_of(use.node), tensor_of(base)
+        offset = (self.number_of(view.storage_offset()) - self.number_of(memory.storage_offset())) * view.element_size()
+        if base in self.fixed:
+            words[position] = self.fixed[base].data_ptr() + offset
+            return []
+        if base.op == "placeholder":
+            self.input_words.append((words, position, base, offset))
+            return []
+        return [f"  w{number}[{position}] = {self.names[base]}.data_ptr(){f' + {offset}' if offset else ''}"]
+
+    def _bind_inputs(self) -> None:
+        """Addresses of inputs are written when they differ from those of the last run: weights stay where they are."""
+        nodes = list(dict.fromkeys(node for _, _, node, _ in self.input_words))
+        if not nodes:
+            return
+        places: list[list[tuple[Any, int, int]]] = [[] for _ in nodes]
+        for words, position, node, offset in self.input_words:
+            places[nodes.index(node)].append((words, position, offset))
+        bound = [0] * len(nodes)
+
+        def bind(addresses: Sequence[int]) -> None:
+            for i, address in enumerate(addresses):
+                if address != bound[i]:
+                    bound[i] = address
+                    for words, position, offset in places[i]:
+                        words[position] = address + offset
+
+        self.globals |= {"bound": bound, "bind": bind}
+        addresses = ", ".join(f"{self.names[n]}.data_ptr()" for n in nodes)
+        self.lines.append(f"  addresses = [{addresses}]")
+        self.lines.append("  if addresses != bound: bind(addresses)")
+
+    def _call(self, node: Node) -> list[str]:
+        """An operator that is no part of a kernel."""
+        arguments = [self._text(a) for a in node.args] + [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
+        name = f"v{len(self.names)}"
+        if node.op == "get_attr":
+            value: Any = self.module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            text = self._constant(value)
+        else:
+            assert node.op == "call_function", node.format_node()
+            text = f"{self._constant(node.target)}({', '.join(arguments)})"
+        self.names[node] = name
+        return [f"  {name} = {text}"]
+
+    def _text(self, value: Any) -> str:
+        """An argument as source."""
+        if isinstance(value, Node):
+            return self.names[value]
+        if isinstance(value, (list, tuple)):
+            inside = ", ".join(self._text(v) for v in value)
+            return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        for name, known in self.globals.items():
+            if known is value:
+                return name
+        name = f"c{len(self.globals)}"
+        self.globals[name] = value
+        return name
