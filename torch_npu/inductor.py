@@ -51,7 +51,9 @@ def _compile(wrapper: Any, module: Any, patches: dict[str, Any] | None) -> Calla
     def inner(graph: Any, example_inputs: Sequence[Any], **options: Any) -> Any:
         return _called_on_npu(compile_fx_inner(graph, example_inputs, **options))
 
-    return compile_fx(module, on_cpu, inner_compile=inner, config_patches={**wrapper.config, **(patches or {})})
+    settings = {**wrapper.config, **(patches or {})}
+    compiled: Any = compile_fx(module, on_cpu, inner_compile=inner, config_patches=settings)
+    return compiled
 
 
 def _retarget(module: Any) -> list[Any]:
