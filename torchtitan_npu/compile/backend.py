@@ -89,14 +89,15 @@ def _compile(options: Options, kind: str, module: GraphModule, inputs: Sequence[
     if reason := _why_not_a_plan(module):
         report.note_fallback(f"{kind} graph of {len(module.graph.nodes)} nodes: {reason}")
         return make_boxed_func(module.forward)
-    operators = sum(report.is_operator(n) for n in module.graph.nodes)
+    operators = [n for n in module.graph.nodes if report.is_operator(n)]
+    bytes_before, graph_before = sum(map(report.moved_bytes, operators)), str(module.graph)
     applied = optimize(module.graph, lambda name: options.passes.get(name, True))
     if options.fusion:
         applied["use_registered_kernels"] = use_registered_kernels(module.graph)
     parts = partition(module.graph, options.fusion)
-    report.note_graph(kind, operators, applied, parts)
-    plan = Plan(module, parts, options.threads or torch.get_num_threads())
-    return plan
+    noted = report.note_graph(kind, len(operators), applied, parts)
+    noted.bytes_before, noted.graph_before, noted.graph_after = bytes_before, graph_before, str(module.graph)
+    return Plan(module, parts, options.threads or torch.get_num_threads(), noted)
 
 
 def _why_not_a_plan(module: GraphModule) -> str:

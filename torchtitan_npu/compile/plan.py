@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.instance import PlanInstance, write_instance
+from torchtitan_npu.compile.report import ArenaBox, GraphReport
 from torchtitan_npu.compile.sizes import SizeReader
 from torchtitan_npu.driver import current_stream_handle
 
@@ -29,6 +30,7 @@ class Plan:
     module: GraphModule
     partition: Partition
     threads: int
+    report: GraphReport
     instances: dict[tuple[int, ...], PlanInstance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -55,4 +57,14 @@ class Plan:
             resolver = self._sizes.resolver(key)
             instance = write_instance(self.module, self.partition, self.threads, resolver, with_arena=not key)
             self.instances[key] = instance
+            self._note_arena(instance)
         return instance
+
+    def _note_arena(self, instance: PlanInstance) -> None:
+        """For the report of the graph."""
+        plan = instance.arena
+        self.report.arena_bytes, self.report.naive_bytes = plan.bytes, plan.naive_bytes
+        self.report.arena = [
+            ArenaBox(name, offset, life.bytes, life.first, life.last)
+            for (name, life), offset in zip(instance.lifetimes, plan.offsets, strict=True)
+        ]

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from torchtitan_npu.compile.fusion import Partition
-from torchtitan_npu.compile.group import is_view
+from torchtitan_npu.compile.group import Group, is_view
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,39 @@ class Unfused:
     reason: str
 
 
+@dataclass(frozen=True)
+class ArenaBox:
+    """A tensor of the arena: where it lies and in which steps of the plan it lives."""
+
+    name: str
+    offset: int
+    bytes: int
+    first: int
+    last: int
+
+
 @dataclass
 class GraphReport:
-    """One compiled graph: its passes, its kernels, its other operators."""
+    """One compiled graph: its passes, its kernels, its other operators.
+
+    Attributes:
+        bytes_before: what the operators would read and write one by one, for the sizes of the example inputs.
+        bytes_after: what kernels and operators read and write.
+        arena, arena_bytes, naive_bytes: known once the graph has run.
+    """
 
     kind: str  # "inference", "forward" or "backward"
     operators: int  # of the graph, without views
     passes: dict[str, int]
     kernels: list[FusedKernel] = field(default_factory=list)
     unfused: list[Unfused] = field(default_factory=list)
+    graph_before: str = ""
+    graph_after: str = ""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    arena: list[ArenaBox] = field(default_factory=list)
+    arena_bytes: int = 0
+    naive_bytes: int = 0
 
     @property
     def launches(self) -> int:
@@ -103,9 +127,29 @@ def is_operator(node: Node) -> bool:
     )
 
 
+def moved_bytes(node: Node) -> int:
+    """What an operator by itself reads and writes; views and symbolic sizes count at their hints."""
+    return sum(_bytes(n) for n in [node, *node.all_input_nodes])
+
+
+def _bytes(node: Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return 0
+    count = value.element_size()
+    for size in value.shape:
+        count *= size if isinstance(size, int) else size.node.hint or 1
+    return count
+
+
 def note_graph(kind: str, operators: int, passes: dict[str, int], partition: Partition) -> GraphReport:
     """Adds the report of a compiled graph."""
     report = GraphReport(kind, operators, passes)
+    for step in partition.steps:
+        nodes = [*step.tensors, *partition.stored(step)] if isinstance(step, Group) else []
+        report.bytes_after += sum(map(_bytes, nodes))
+        if isinstance(step, Node) and is_operator(step):
+            report.bytes_after += moved_bytes(step)
     for step in partition.steps:
         if isinstance(step, Node):
             registered = getattr(step.target, "kernel", None)
