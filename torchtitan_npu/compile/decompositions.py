@@ -16,7 +16,8 @@ aten = torch.ops.aten
 _ALSO: list[Any] = [
     aten._softmax, aten._softmax_backward_data, aten._log_softmax, aten._log_softmax_backward_data, aten.gelu_backward,
     aten.native_layer_norm_backward, aten.native_group_norm_backward,
-    aten._native_batch_norm_legit_no_training, aten.native_dropout_backward, aten.mse_loss, aten.mse_loss_backward,
+    aten._native_batch_norm_legit_no_training,
+    aten._native_batch_norm_legit.default, aten.native_dropout_backward, aten.mse_loss, aten.mse_loss_backward,
     aten.silu_backward, aten.hardswish, aten.hardsigmoid, aten.hardswish_backward, aten.elu, aten.elu_backward,
     aten.softplus, aten.softplus_backward, aten.mish, aten.leaky_relu_backward,
     aten.addcmul, aten.addcdiv, aten.lerp, aten.square, aten.frac,
