@@ -119,14 +119,14 @@ c10::IValue to_host(HostCall& call, c10::IValue&& value, const c10::Argument& ar
   return std::move(value);
 }
 
-c10::IValue from_host(HostCall& call, const c10::IValue& value) {
-  if (value.isTensor()) return call.result(value.toTensor());
+c10::IValue from_host(HostCall& call, c10::IValue&& value) {
+  if (value.isTensor()) return call.result(std::move(value).toTensor());
   if (value.isTensorList()) {
     c10::List<at::Tensor> results;
     for (const at::Tensor& tensor : value.toTensorVector()) results.push_back(call.result(tensor));
     return results;
   }
-  return value;
+  return std::move(value);
 }
 
 bool returns_several(const c10::FunctionSchema& schema) {
@@ -187,7 +187,7 @@ void FallbackKernel::run_on_views(const c10::OperatorHandle& op, c10::DispatchKe
   }
   if (is_mutable_) call.write_back();
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
-    (*stack)[i] = from_host(call, (*stack)[i]);
+    (*stack)[i] = from_host(call, std::move((*stack)[i]));
   }
   if (call.copied_bytes() > 0) counter.copied.fetch_add(call.copied_bytes(), std::memory_order_relaxed);
 }

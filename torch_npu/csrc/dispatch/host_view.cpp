@@ -31,18 +31,15 @@ class HostView final : public c10::TensorImpl {
   }
 };
 
-/// The npu tensor for a result of a CPU kernel: its metadata, and its version counter, over npu memory.
+/// An npu tensor with the metadata of a CPU kernel's result that cannot itself become one.
 class AdoptedTensor final : public c10::TensorImpl {
  public:
-  AdoptedTensor(c10::TensorImpl& result, c10::Storage storage)
-      : c10::TensorImpl(c10::TensorImpl::VIEW, std::move(storage), kNpuKeys, result.dtype()) {
+  AdoptedTensor(const c10::TensorImpl& result, c10::Storage storage)
+      : c10::TensorImpl(std::move(storage), kNpuKeys, result.dtype()) {
+    const c10::DispatchKeySet keys = key_set_;  // with those of autograd and autocast
     copy_generic_tensor_metadata(&result, this);
     device_opt_ = storage_.device();
-    key_set_ = kNpuKeys | (result.key_set() & kLazyBits);
-    if (!result.is_inference()) {
-      key_set_ = key_set_ | c10::getAutogradRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse1Bit);
-    }
-    set_version_counter(result.version_counter());
+    key_set_ = keys | (result.key_set() & kLazyBits);
   }
 };
 
@@ -163,6 +160,9 @@ c10::Storage HostCall::npu_storage_of(const at::Tensor& cpu) {
   for (const auto& [seen, storage] : adopted_) {
     if (seen == host) return storage;
   }
+  if (c10::raw::intrusive_ptr::use_count(host) == 1 && memory::turn_into_npu_storage(*host)) {
+    return cpu.unsafeGetTensorImpl()->unsafe_storage();
+  }
   const size_t bytes = host->nbytes();
   c10::DataPtr data = take_over(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(host));
   c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
@@ -172,7 +172,7 @@ c10::Storage HostCall::npu_storage_of(const at::Tensor& cpu) {
   return storage;
 }
 
-at::Tensor HostCall::result(const at::Tensor& cpu) {
+at::Tensor HostCall::result(at::Tensor cpu) {
   if (!cpu.defined() || !cpu.is_cpu()) return cpu;
   for (const auto& [npu, view] : arguments_) {
     if (view.is_same(cpu)) return npu;
@@ -185,7 +185,16 @@ at::Tensor HostCall::result(const at::Tensor& cpu) {
     const auto part = [this](const at::Tensor& t) { return result(t); };
     return relocate_parts(cpu, c10::DeviceType::PrivateUse1, part);
   }
-  return at::Tensor(c10::make_intrusive<AdoptedTensor>(*cpu.unsafeGetTensorImpl(), npu_storage_of(cpu)));
+  c10::Storage storage = npu_storage_of(cpu);
+  c10::TensorImpl& impl = *cpu.unsafeGetTensorImpl();
+  // What was made from a HostView lacks the keys of autograd.
+  if (cpu.use_count() > 1 || impl.is_inference() != c10::InferenceMode::is_enabled()) {
+    return at::Tensor(c10::make_intrusive<AdoptedTensor>(impl, std::move(storage)));
+  }
+  const c10::Device device = storage.device();
+  impl.set_storage_keep_dtype(std::move(storage));
+  impl._change_backend_component_keys(device);
+  return cpu;
 }
 
 }  // namespace torch_npu

@@ -29,8 +29,8 @@ class HostCall {
   void write_back();
 
   /// The npu tensor for a result of the CPU kernel: the argument itself, a view of an argument's storage, or
-  /// a new tensor that takes over the result's memory.
-  at::Tensor result(const at::Tensor& cpu);
+  /// the result itself moved to npu, memory included; another tensor if somebody else holds the result.
+  at::Tensor result(at::Tensor cpu);
 
   /// Bytes that had to be copied because a result did not lie in device memory.
   size_t copied_bytes() const { return copied_bytes_; }

@@ -94,6 +94,16 @@ bool free_for_host(void* ptr) {
   return block != nullptr;
 }
 
+bool turn_into_npu_storage(c10::StorageImpl& host) {
+  c10::DataPtr& data = host._mutable_data_ptr_no_checks();
+  if (data.get_deleter() != &release_address) return false;
+  Block* block = host_owned().take(data.get_context());
+  data.release_context();
+  host.set_data_ptr_noswap({block->ptr, block, &delete_block, {c10::DeviceType::PrivateUse1, block->device}});
+  host.set_allocator(&caching_allocator());
+  return true;
+}
+
 std::optional<c10::DataPtr> adopt_host_storage(StoragePtr host) {
   c10::DataPtr& data = host->_mutable_data_ptr_no_checks();
   Block* block = nullptr;

@@ -25,9 +25,13 @@ c10::DataPtr allocate_for_host(size_t nbytes);
 /// Frees memory of allocate_for_host() by its address; false if it is not (any more) such memory.
 bool free_for_host(void* ptr);
 
+/// Makes an npu storage of `host`, a CPU storage that has only one holder, if it owns memory of
+/// allocate_for_host(). Returns whether it does; nothing happens otherwise.
+bool turn_into_npu_storage(c10::StorageImpl& host);
+
 /// Moves the ownership of the block from `host`, a CPU storage over memory of allocate_for_host(), to the
-/// returned npu DataPtr, and keeps `host` as the block's alias: no byte is copied. Nothing happens, and nothing
-/// is returned, if the memory of `host` is not npu memory.
+/// returned npu DataPtr, and keeps `host` as the block's alias: no byte is copied. Nothing happens, and
+/// nothing is returned, if the memory of `host` is not npu memory.
 std::optional<c10::DataPtr> adopt_host_storage(c10::intrusive_ptr<c10::StorageImpl> host);
 
 /// Called when the npu DataPtr of `block` dies: drops the alias, or makes it the block's owner if others
