@@ -1,0 +1,70 @@
+"""Random graphs, compiled against eager in float64: values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tolerance import assert_close
+from torch import Tensor
+
+from torchtitan_npu.compile import fallbacks
+
+UNARY = [torch.tanh, torch.sigmoid, torch.sin, torch.nn.functional.gelu, torch.nn.functional.silu, torch.neg, torch.erf]
+BINARY = [torch.add, torch.sub, torch.mul]
+ROWS = [
+    lambda x: x - x.mean(-1, keepdim=True),
+    lambda x: torch.softmax(x, -1),
+    lambda x: x / (1 + x.square().sum(-1, keepdim=True)),
+    lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1),
+    lambda x: x + x.sum(0) / x.shape[0],
+    lambda x: x.cumsum(-1) * 0.1,  # runs alone
+    lambda x: (x @ x.transpose(-1, -2)).mean(-1, keepdim=True) + x,
+    lambda x: x.transpose(-1, -2).exp().transpose(-1, -2) * 0.1,
+    lambda x: torch.cat((x[..., 1:], x[..., :1]), -1),
+]
+
+
+@st.composite
+def random_steps(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
+    """(kind, which function, first operand, second operand), counted from the latest value."""
+    kinds = st.sampled_from(["unary", "binary", "binary", "rows"])
+    index = st.integers(0, 8)
+    return [
+        (draw(kinds), draw(index), draw(st.integers(0, 3)), draw(st.integers(0, 3)))
+        for _ in range(draw(st.integers(2, 9)))
+    ]
+
+
+def run(steps: list[tuple[str, int, int, int]], inputs: list[Tensor]) -> Tensor:
+    values = list(inputs)
+    for kind, which, first, second in steps:
+        a, b = values[-1 - first % len(values)], values[-1 - second % len(values)]
+        if kind == "unary":
+            values.append(UNARY[which % len(UNARY)](a))
+        elif kind == "rows":
+            values.append(ROWS[which % len(ROWS)](torch.tanh(a)))
+        else:
+            values.append(torch.tanh(BINARY[which % len(BINARY)](a, b)))
+    return values[-1]
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=random_steps(), shape=st.sampled_from([(3, 5), (2, 3, 17), (1, 33)]), seed=st.integers(0, 3))
+def test_values_and_gradients(steps: list[tuple[str, int, int, int]], shape: tuple[int, ...], seed: int) -> None:
+    torch.manual_seed(seed)
+    exact = [torch.randn(shape, dtype=torch.float64).requires_grad_(), torch.randn(shape[-1:], dtype=torch.float64)]
+    ours = [x.detach().float().npu().requires_grad_(x.requires_grad) for x in exact]
+    expected = run(steps, [exact[1].expand(shape) + exact[0] * 0, exact[0]])
+    torch._dynamo.reset()
+    actual = torch.compile(lambda x, y: run(steps, [y.expand(x.shape) + x * 0, x]), backend="npu")(*ours)
+    assert_close(actual, expected, terms=64)
+    weights = torch.randn(expected.shape, dtype=torch.float64)
+    (grad,) = torch.autograd.grad(expected, exact[0], weights, allow_unused=True)
+    (our_grad,) = torch.autograd.grad(actual, ours[0], weights.float().npu(), allow_unused=True)
+    assert (grad is None) == (our_grad is None)
+    if grad is not None:
+        assert_close(our_grad, grad, terms=256)
+    assert not fallbacks()
