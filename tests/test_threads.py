@@ -149,3 +149,12 @@ def test_threads_in_the_asynchronous_mode(run_python):
         CANN_HOST_ASYNC="1",
         CANN_HOST_DELAY_US="200",
     )
+
+
+def test_a_process_may_end_right_after_backward(run_python):
+    """Autograd's threads hold a Python object for a moment after backward(), and PyTorch would abort the process."""
+    for _ in range(3):
+        run_python("""
+            import torch, torch_npu
+            torch.nn.Linear(30, 50).to("npu")(torch.randn(7, 30, device="npu")).sum().backward()
+        """)

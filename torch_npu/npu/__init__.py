@@ -3,10 +3,9 @@
 Private names that PyTorch or DTensor look up here are imported ``as`` themselves.
 """
 
-import atexit
 from typing import Any
 
-from torch_npu import _C
+from torch_npu.npu import _exit as _exit
 from torch_npu.npu import _utils as _utils
 from torch_npu.npu import amp, random
 from torch_npu.npu._utils import _get_device_index as _get_device_index
@@ -181,9 +180,6 @@ __all__ = [
 ]
 
 globals().update(_TYPES)
-
-# Work that is still queued when the interpreter ends would meet a process half torn down.
-atexit.register(_C._synchronize_all)
 
 
 def __getattr__(name: str) -> Any:
