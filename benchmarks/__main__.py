@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import compile, eager
+from benchmarks import compile, eager, memory
 from benchmarks.machine import measure_machine
 from benchmarks.report import print_table, write_results
 
-BENCHMARKS = {"eager": eager, "compile": compile}  # modules with cases() -> list[Case], or with run()
+# Modules with cases() -> list[Case], or with run().
+BENCHMARKS = {"eager": eager, "compile": compile, "memory": memory}
 
 
 def main() -> None:

@@ -19,6 +19,10 @@ def format_time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.2f} us"
 
 
+def format_ratio(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.4f}"
+
+
 def print_table(title: str, results: list[Result]) -> None:
     """Ratios above the aim are red, others green."""
     table = Table(title=title)
@@ -32,10 +36,10 @@ def print_table(title: str, results: list[Result]) -> None:
             table.add_row(f"[bold]{r.group}")
             group = r.group
         color = {None: "default", True: "green", False: "red"}[r.reached]
-        aim = "" if r.aim is None else f"{r.aim:.2f}"
+        aim = "" if r.aim is None else format_ratio(r.aim)
         calls = (str(sum(r.native_calls.values())), str(sum(r.fallback_calls.values())))
         times = (format_time(r.cpu_seconds), format_time(r.npu_seconds))
-        table.add_row(r.name, *times, f"[{color}]{r.ratio:.2f}", aim, *calls)
+        table.add_row(r.name, *times, f"[{color}]{format_ratio(r.ratio)}", aim, *calls)
     Console(width=120).print(table)
 
 

@@ -68,10 +68,13 @@ def test_pools_form_a_stack():
         with torch_npu.VMMemoryPool(1) as inner:
             tensor = empty(1000)
             assert (inner.stats().live, outer.stats().live) == (1, 0)
+            assert torch_npu.VMMemoryPool.current() is inner
             del tensor
+        assert torch_npu.VMMemoryPool.current("npu:0") is outer
         tensor = empty(1000)
         assert outer.stats().live == 1
         del tensor
+    assert torch_npu.VMMemoryPool.current() is None
     reserved = torch.npu.memory_stats()[f"reserved_bytes_by_private_pools.{outer.id[0]}_{outer.id[1]}.all.current"]
     assert reserved == 0
 

@@ -81,6 +81,7 @@ class VMMemoryPool:
         self.device = torch.device("npu", _get_device_index(device, optional=True))
         self.id: tuple[int, int] = _C._vm_open(self.device.index, int(size_gb * _GIB), preallocate)
         self._closed = False
+        self._serves = True
         _open_pools[self._key] = self
         _C._vm_set_default(*self._key, True)
 
@@ -91,6 +92,13 @@ class VMMemoryPool:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @staticmethod
+    def current(device: DeviceLike = None) -> "VMMemoryPool | None":
+        """The pool that serves ``device`` (default: the current one), if one does."""
+        index = _get_device_index(device, optional=True)
+        serving = [pool for (owner, _), pool in _open_pools.items() if owner == index and pool._serves]
+        return serving[-1] if serving else None
 
     def stats(self) -> VMMemoryPoolStats:
         """The pool's use now and its peaks (since :func:`torch.npu.reset_peak_memory_stats`)."""
@@ -133,6 +141,7 @@ class VMMemoryPool:
         if self._closed:
             return
         _C._vm_set_default(*self._key, False)
+        self._serves = False
         try:
             self.close()
         except RuntimeError as refusal:
