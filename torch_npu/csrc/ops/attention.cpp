@@ -59,8 +59,8 @@ Masks masks_of(const at::Tensor& query, const at::Tensor& key, const Optional& b
   return masks;
 }
 
-/// CANN keeps the maximum and the sum of each row of the softmax, eight times each. PyTorch keeps the logarithm
-/// of the sum of exponentials: a maximum with the sum 1.
+/// CANN keeps the maximum and the sum of each row of the softmax, eight times each. PyTorch keeps the
+/// logarithm of the sum of exponentials: a maximum with the sum 1.
 constexpr int64_t kCopies = 8;
 
 at::Tensor logsumexp_of(const at::Tensor& maximum, const at::Tensor& sum) {
