@@ -27,6 +27,25 @@ class HostFunctionTask : public Task {
   void* argument_;
 };
 
+class ClientTask : public Task {
+ public:
+  ClientTask(const char* name, cannHostRun run, cannHostRelease release, void* argument)
+      : name_(name), run_(run), argument_(argument, release) {}
+
+  aclError run() noexcept override {
+    char message[2048] = "";
+    if (run_(argument_.get(), message, sizeof message) == 0) return ACL_SUCCESS;
+    set_last_error(message);
+    return ACLNN_ERR_INNER;
+  }
+  std::string describe() const override { return name_; }
+
+ private:
+  std::string name_;
+  cannHostRun run_;
+  std::unique_ptr<void, cannHostRelease> argument_;
+};
+
 /// Callbacks that wait for aclrtProcessReport of one thread.
 class ReportQueue {
  public:
@@ -152,6 +171,17 @@ aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc function, void* a
   return entry(__func__, [&] {
     require_pointer(reinterpret_cast<const void*>(function), "fn");
     return stream_of(stream).submit(std::make_unique<HostFunctionTask>(function, argument));
+  });
+}
+
+aclError cannHostLaunchFunction(const char* name, cannHostRun run, cannHostRelease release, void* argument,
+                                aclrtStream stream) {
+  return entry(__func__, [&] {
+    require_pointer(name, "name");
+    require_pointer(reinterpret_cast<const void*>(run), "run");
+    require_pointer(reinterpret_cast<const void*>(release), "release");
+    auto task = std::make_unique<ClientTask>(name, run, release, argument);
+    return stream_of(stream).submit(std::move(task));
   });
 }
 

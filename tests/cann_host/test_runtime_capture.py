@@ -302,6 +302,51 @@ def test_task_group_is_recorded_anew() -> None:
         a.aclmdlRICaptureTaskUpdateBegin(updater, group)
 
 
+@both_modes
+def test_functions_of_the_client_are_like_operators(mode: str) -> None:
+    in_mode(mode, check_functions_of_the_client)
+
+
+def check_functions_of_the_client() -> None:
+    a = acl()
+    calls: list[str] = []
+    fails = [False]
+
+    @ctypes.CFUNCTYPE(I32, PTR, PTR, ctypes.c_size_t)
+    def run(argument: int, message: int, room: int) -> int:
+        calls.append(f"run {argument}")
+        if fails[0]:
+            text = b"it is said why"[: room - 1] + b"\0"
+            ctypes.memmove(message, text, len(text))
+        return fails[0]
+
+    @ctypes.CFUNCTYPE(None, PTR)
+    def release(argument: int) -> None:
+        calls.append(f"release {argument}")
+
+    stream = a.stream()
+
+    def launch(argument: int) -> None:
+        a.cannHostLaunchFunction(b"client::op", run, release, argument, stream)
+
+    launch(1)
+    a.aclrtSynchronizeStream(stream)
+    assert calls == ["run 1", "release 1"]
+    begin(a, stream)
+    launch(2)
+    model = end(a, stream)
+    assert calls == ["run 1", "release 1"]
+    a.aclmdlRIExecute(model, 10_000)
+    fails[0] = True
+    with pytest.raises(AclError, match="client::op: it is said why"):
+        a.aclmdlRIExecute(model, 10_000)
+    a.aclmdlRIDestroy(model)
+    assert calls[2:] == ["run 2", "run 2", "release 2"]
+    with pytest.raises(AclError, match="is not a stream"):
+        a.cannHostLaunchFunction(b"client::op", run, release, 3, 12345)
+    assert calls[5:] == ["release 3"]
+
+
 def test_dump_lists_the_tasks(tmp_path: Path) -> None:
     a = acl()
     stream, pointer, path = a.stream(), a.malloc(8), tmp_path / "model.json"

@@ -837,6 +837,14 @@ int32_t cannHostDeviceMemoryIsHostAccessible(void);
 // 1 when work put on the stream now would run at once, on the calling thread (no asynchronous mode, no
 // capture).
 int32_t cannHostStreamRunsInline(aclrtStream stream);
+// Puts a function of the client on the stream as if it were an operator: it runs at once, is queued or is
+// recorded, and its failure is the stream's. `run` returns 0, or another number after it wrote the reason
+// into `message`. `release(argument)` is called once, when the function will not run any more, also if this
+// call fails. `name` is for messages and dumps.
+typedef int32_t (*cannHostRun)(void* argument, char* message, size_t room);
+typedef void (*cannHostRelease)(void* argument);
+aclError cannHostLaunchFunction(const char* name, cannHostRun run, cannHostRelease release, void* argument,
+                                aclrtStream stream);
 
 #ifdef __cplusplus
 }
