@@ -44,7 +44,8 @@ struct Block {
   bool is_small = false;  // lives in a segment of the small pool
   bool mapped = true;     // false: addresses of an expandable segment without memory
   bool allocated = false;
-  int32_t pending_events = 0;  // events of other streams that must complete before the block can be reused
+  int32_t pending_events =
+      0;  // events of other streams, and graphs, that must end before the block can be reused
   uint64_t idle_since = 0;     // the device's allocation count when the block became free
   StreamPool* pool = nullptr;  // where the block goes when it is free
   Block* prev = nullptr;       // neighbours by address within the segment

@@ -143,6 +143,11 @@ int NPUCachingAllocator::pool_use_count(c10::DeviceIndex device, c10::MempoolId_
   return device_pool(device).pool_use_count(id);
 }
 
+bool NPUCachingAllocator::pin_unless_in(c10::MempoolId_t id, Block* block) {
+  return device_pool(block->device).pin_unless_in(id, block);
+}
+void NPUCachingAllocator::unpin(Block* block) { device_pool(block->device).unpin(block); }
+
 void NPUCachingAllocator::begin_capture(c10::DeviceIndex device) { device_pool(device).begin_capture(); }
 void NPUCachingAllocator::end_capture(c10::DeviceIndex device) { device_pool(device).end_capture(); }
 

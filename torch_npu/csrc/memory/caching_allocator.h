@@ -59,6 +59,11 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   /// 0 for a pool that does not exist.
   int pool_use_count(c10::DeviceIndex device, c10::MempoolId_t id);
 
+  /// Keeps the memory of an allocated block from reuse until unpin(), whatever becomes of its tensor: a graph
+  /// uses it. Does nothing and returns false if it is memory of the private pool `id`, the graph's own.
+  bool pin_unless_in(c10::MempoolId_t id, Block* block);
+  void unpin(Block* block);
+
   /// To be called before a stream of `device` starts to be captured and after it ended, also if it failed.
   /// In between the allocator asks no events and gives no memory back: neither may happen during a capture.
   void begin_capture(c10::DeviceIndex device);

@@ -162,7 +162,7 @@ void DevicePool::free(Block* block) {
   if (block->size >= settings().max_split_size) stats_.oversize_allocations.decrease(1);
 
   if (block->stream_uses.empty()) [[likely]] {
-    put_back(block);
+    if (block->pending_events == 0) put_back(block);
   } else if (captures_ > 0) {
     freed_in_capture_.push_back(block);
   } else {

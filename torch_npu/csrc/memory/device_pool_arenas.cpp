@@ -106,6 +106,18 @@ Block* DevicePool::borrow_from_private_pool(StreamHandle stream, size_t size, bo
   return nullptr;
 }
 
+bool DevicePool::pin_unless_in(c10::MempoolId_t id, Block* block) {
+  std::lock_guard lock(mutex_);
+  if (block->pool->arena.id == id) return false;
+  ++block->pending_events;  // one that only unpin() completes
+  return true;
+}
+
+void DevicePool::unpin(Block* block) {
+  std::lock_guard lock(mutex_);
+  if (--block->pending_events == 0 && !block->allocated && block->stream_uses.empty()) put_back(block);
+}
+
 void DevicePool::begin_capture() {
   std::lock_guard lock(mutex_);
   ++captures_;
