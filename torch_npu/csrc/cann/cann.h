@@ -132,6 +132,7 @@ class Api {
   // extensions of cann_host
   Function<decltype(::cannHostDeviceMemoryIsHostAccessible)> cannHostDeviceMemoryIsHostAccessible{
       optional_, "cannHostDeviceMemoryIsHostAccessible"};
+  Function<decltype(::cannHostLaunchFunction)> cannHostLaunchFunction{optional_, "cannHostLaunchFunction"};
   Function<decltype(::cannHostStreamRunsInline)> cannHostStreamRunsInline{optional_,
                                                                           "cannHostStreamRunsInline"};
 };

@@ -12,6 +12,7 @@
 
 #include "torch_npu/csrc/cann/cann.h"
 #include "torch_npu/csrc/device/thread_state.h"
+#include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu::device {
 
@@ -159,6 +160,8 @@ void synchronize(c10::DeviceIndex index) {
   if (in_bad_fork()) ensure_initialized();  // raises
   check_index(index);
   if (!has_context(index)) return;
+  graph::require_no_recording("torch.npu.synchronize",
+                              "the host would have to wait, and nothing runs before the replay", index);
   activate(index);
   cann::api().aclrtSynchronizeDevice.checked();
 }

@@ -8,6 +8,7 @@
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/device/generator.h"
 #include "torch_npu/csrc/device/stream.h"
+#include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu::device {
 namespace {
@@ -51,6 +52,10 @@ struct NPUHooks final : at::PrivateUse1HooksInterface {
     const c10::DeviceGuard guard(storage.device());
     c10::DataPtr data = impl->allocator()->allocate(nbytes);
     if (const size_t kept = std::min(nbytes, storage.nbytes()); kept > 0) {
+      if (graph::Recording* recording = graph::current_recording(storage.device().index())) [[unlikely]] {
+        recording->keep(storage);
+        recording->count_node();
+      }
       cann::api().aclrtMemcpyAsync.checked(data.get(), nbytes, storage.data(), kept,
                                            ACL_MEMCPY_DEVICE_TO_DEVICE,
                                            current_stream_handle(storage.device().index()));

@@ -9,6 +9,7 @@
 
 #include "torch_npu/csrc/cann/cann.h"
 #include "torch_npu/csrc/device/thread_state.h"
+#include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu::device {
 namespace {
@@ -154,6 +155,7 @@ int stream_priority(c10::Stream stream) {
 bool query_stream(c10::Stream stream) {
   const aclrtStream handle = stream_handle(stream);
   activate(stream.device_index());
+  graph::require_no_recording_on(handle, "stream.query");
   aclrtStreamStatus status = ACL_STREAM_STATUS_NOT_READY;
   cann::api().aclrtStreamQuery.checked(handle, &status);
   return status == ACL_STREAM_STATUS_COMPLETE;
@@ -162,6 +164,7 @@ bool query_stream(c10::Stream stream) {
 void synchronize_stream(c10::Stream stream) {
   const aclrtStream handle = stream_handle(stream);
   activate(stream.device_index());
+  graph::require_no_recording_on(handle, "stream.synchronize");
   cann::api().aclrtSynchronizeStream.checked(handle);
 }
 

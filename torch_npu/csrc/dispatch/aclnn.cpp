@@ -7,6 +7,7 @@
 
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/dispatch/launch_log.h"
+#include "torch_npu/csrc/graph/recording.h"
 #include "torch_npu/csrc/memory/caching_allocator.h"
 
 namespace torch_npu {
@@ -55,6 +56,8 @@ aclTensor* create_tensor(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
   const auto& storage = tensor.storage();
+  if (graph::Recording* recording = graph::current_recording(tensor.device().index())) [[unlikely]]
+    recording->keep(storage);
   // CANN wants the extent of the storage too; one dimension of elements describes any.
   const int64_t elements = static_cast<int64_t>(storage.nbytes() / tensor.itemsize());
   return cann::api().aclCreateTensor(sizes.data(), sizes.size(), to_acl(tensor.scalar_type()), strides.data(),
@@ -164,6 +167,8 @@ void AclnnBase::launch(uint64_t workspace_size, aclOpExecutor* executor) {
   const auto device = device::current_device();
   const aclrtStream stream = device::current_stream_handle(device);
   note_launch(name_, stream);
+  if (graph::Recording* recording = graph::current_recording(device)) [[unlikely]]
+    recording->count_node();
   if (workspace_size == 0) {
     cann::check(phase2_(nullptr, 0, executor, stream), name_);
     return;

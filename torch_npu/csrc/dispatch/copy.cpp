@@ -10,6 +10,7 @@
 #include "torch_npu/csrc/dispatch/device_switch.h"
 #include "torch_npu/csrc/dispatch/fallback.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
+#include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu {
 namespace {
@@ -28,13 +29,25 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from, bool non_blocking)
   const at::Tensor& npu = to.is_privateuseone() ? to : from;
   const DeviceSwitch on(npu.device().index());
   const aclrtStream stream = device::current_stream_handle(npu.device().index());
+  const at::Tensor& host = to.is_privateuseone() ? from : to;
+  const bool on_device = from.is_privateuseone() && to.is_privateuseone();
+  const bool may_return_early = on_device || (non_blocking && host.is_pinned());
+  if (graph::Recording* recording = graph::current_recording(npu.device().index())) [[unlikely]] {
+    if (!may_return_early) {
+      graph::require_no_recording(
+          from.is_privateuseone() ? "a copy to the CPU" : "a copy from the CPU",
+          "the host would have to wait for it, and nothing runs before the replay; copies "
+          "from and to pinned memory with non_blocking=True can be recorded");
+    }
+    recording->keep(to.storage());
+    recording->keep(from.storage());
+    recording->count_node();
+  }
   const auto kind = !from.is_privateuseone() ? ACL_MEMCPY_HOST_TO_DEVICE
                     : to.is_privateuseone()  ? ACL_MEMCPY_DEVICE_TO_DEVICE
                                              : ACL_MEMCPY_DEVICE_TO_HOST;
   cann::api().aclrtMemcpyAsync.checked(to.data_ptr(), to.nbytes(), from.const_data_ptr(), from.nbytes(), kind,
                                        stream);
-  const at::Tensor& host = to.is_privateuseone() ? from : to;
-  const bool may_return_early = kind == ACL_MEMCPY_DEVICE_TO_DEVICE || (non_blocking && host.is_pinned());
   if (!may_return_early) cann::api().aclrtSynchronizeStream.checked(stream);
 }
 
@@ -111,6 +124,9 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 
 /// tensor.item()
 at::Scalar local_scalar_dense(const at::Tensor& self) {
+  graph::require_no_recording("tensor.item()",
+                              "the host would have to wait for the value, and nothing runs before the replay",
+                              self.device().index());
   const at::Tensor host = at::empty(self.sizes(), self.options().device(at::kCPU));
   copy_bytes(host, self, /*non_blocking=*/false);
   return at::native::_local_scalar_dense_cpu(host);

@@ -3,8 +3,21 @@
 #include <memory>
 
 #include "torch_npu/csrc/device/stream.h"
+#include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu {
+
+namespace {
+
+const at::Tensor& unrecorded(const char* op, const at::Tensor& tensor) {
+  graph::require_no_recording(op, "the shape of its result depends on the data", tensor.device().index());
+  return tensor;
+}
+
+}  // namespace
+
+DynamicOutput::DynamicOutput(const char* op, at::Tensor largest)
+    : tensor_(std::move(largest)), descriptor_(create_tensor(unrecorded(op, tensor_))) {}
 
 at::Tensor DynamicOutput::finish() {
   const auto index = tensor_.device().index();

@@ -9,8 +9,8 @@ namespace torch_npu {
 
 class DynamicOutput {
  public:
-  explicit DynamicOutput(at::Tensor largest)
-      : tensor_(std::move(largest)), descriptor_(create_tensor(tensor_)) {}
+  /// `op` is the operator's name ("aten::nonzero"). Raises if the work is recorded into a graph.
+  DynamicOutput(const char* op, at::Tensor largest);
 
   /// To be passed to the operator.
   aclTensor* descriptor() const { return descriptor_; }

@@ -144,7 +144,8 @@ at::Tensor masked_select(const at::Tensor& self, const at::Tensor& mask) {
     return fallback<at::_ops::masked_select>(self, mask);
   }
   const auto sizes = at::infer_size_dimvector(self.sizes(), mask.sizes());
-  DynamicOutput out(new_output({c10::multiply_integers(sizes)}, self.scalar_type(), self));
+  DynamicOutput out("aten::masked_select",
+                    new_output({c10::multiply_integers(sizes)}, self.scalar_type(), self));
   aclnn_masked_select(self, mask, out.descriptor());
   return out.finish();
 }
@@ -159,7 +160,7 @@ at::Tensor& masked_select_out(const at::Tensor& self, const at::Tensor& mask, at
 at::Tensor nonzero(const at::Tensor& self) {
   const DeviceSwitch on(DeviceSwitch::of(self));
   if (!aclnn_nonzero.available()) return fallback<at::_ops::nonzero>(self);
-  DynamicOutput out(new_output({self.dim(), self.numel()}, at::kLong, self));
+  DynamicOutput out("aten::nonzero", new_output({self.dim(), self.numel()}, at::kLong, self));
   aclnn_nonzero(self, out.descriptor());
   return out.finish().t();
 }

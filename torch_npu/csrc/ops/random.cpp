@@ -13,6 +13,7 @@
 #include "torch_npu/csrc/dispatch/fallback.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
 #include "torch_npu/csrc/dispatch/rules.h"
+#include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu::ops {
 namespace {
@@ -20,35 +21,69 @@ namespace {
 namespace templates = at::native::templates;
 using OptionalGenerator = std::optional<at::Generator>;
 
-Aclnn<decltype(::aclnnInplaceUniformGetWorkspaceSize)> aclnn_uniform("aclnnInplaceUniform");
-Aclnn<decltype(::aclnnInplaceNormalGetWorkspaceSize)> aclnn_normal("aclnnInplaceNormal");
+constexpr uint64_t kNumbersPerThread = 10;  // what one CANN operator may use
+
+/// An operator in two forms: one takes seed and offset as numbers, the other, for graphs, reads them from
+/// tensors when it runs.
+template <class Numbers, class Tensors>
+class RandomOperator {
+ public:
+  RandomOperator(const char* by_number, const char* by_tensor)
+      : by_number_(by_number), by_tensor_(by_tensor) {}
+
+  bool available() { return by_number_.available(); }
+
+  /// Calls `call(operator, seed, offset)` or, while the work is recorded, `call(operator, seed tensor, offset
+  /// tensor, offset)`.
+  template <class Call>
+  void draw(const at::Tensor& tensor, const OptionalGenerator& generator, const Call& call) {
+    const auto index = tensor.device().index();
+    const PhiloxInputs inputs = generator_or_default(generator, index).philox_inputs(kNumbersPerThread);
+    const auto offset = static_cast<int64_t>(inputs.offset);
+    if (!inputs.recorded()) return call(by_number_, static_cast<int64_t>(inputs.seed), offset);
+    if (!by_tensor_.available()) {
+      graph::require_no_recording(by_number_.name(),
+                                  "this CANN has no form of it that reads its seed from a tensor", index);
+    }
+    call(by_tensor_, inputs.seed_tensor, inputs.offset_tensor, offset);
+  }
+
+ private:
+  Aclnn<Numbers> by_number_;
+  Aclnn<Tensors> by_tensor_;
+};
+
+RandomOperator<decltype(::aclnnInplaceUniformGetWorkspaceSize),
+               decltype(::aclnnInplaceUniformTensorGetWorkspaceSize)>
+    aclnn_uniform("aclnnInplaceUniform", "aclnnInplaceUniformTensor");
+RandomOperator<decltype(::aclnnInplaceNormalGetWorkspaceSize),
+               decltype(::aclnnInplaceNormalTensorGetWorkspaceSize)>
+    aclnn_normal("aclnnInplaceNormal", "aclnnInplaceNormalTensor");
+RandomOperator<decltype(::aclnnInplaceRandomGetWorkspaceSize),
+               decltype(::aclnnInplaceRandomTensorGetWorkspaceSize)>
+    aclnn_random("aclnnInplaceRandom", "aclnnInplaceRandomTensor");
+RandomOperator<decltype(::aclnnInplaceRandomWithoutFromToGetWorkspaceSize),
+               decltype(::aclnnInplaceRandomWithoutFromToTensorGetWorkspaceSize)>
+    aclnn_random_all("aclnnInplaceRandomWithoutFromTo", "aclnnInplaceRandomWithoutFromToTensor");
+RandomOperator<decltype(::aclnnInplaceBernoulliGetWorkspaceSize),
+               decltype(::aclnnInplaceBernoulliSeedTensorGetWorkspaceSize)>
+    aclnn_bernoulli("aclnnInplaceBernoulli", "aclnnInplaceBernoulliSeedTensor");
+RandomOperator<decltype(::aclnnInplaceBernoulliTensorGetWorkspaceSize),
+               decltype(::aclnnInplaceBernoulliTensorSeedTensorGetWorkspaceSize)>
+    aclnn_bernoulli_tensor("aclnnInplaceBernoulliTensor", "aclnnInplaceBernoulliTensorSeedTensor");
+RandomOperator<decltype(::aclnnSimThreadExponentialGetWorkspaceSize),
+               decltype(::aclnnSimThreadExponentialSeedTensorGetWorkspaceSize)>
+    aclnn_exponential("aclnnSimThreadExponential", "aclnnSimThreadExponentialSeedTensor");
+RandomOperator<decltype(::aclnnMultinomialGetWorkspaceSize),
+               decltype(::aclnnMultinomialTensorGetWorkspaceSize)>
+    aclnn_multinomial("aclnnMultinomial", "aclnnMultinomialTensor");
+RandomOperator<decltype(::aclnnRandpermGetWorkspaceSize), decltype(::aclnnRandpermSeedTensorGetWorkspaceSize)>
+    aclnn_randperm("aclnnRandperm", "aclnnRandpermSeedTensor");
 Aclnn<decltype(::aclnnNormalTensorFloatGetWorkspaceSize)> aclnn_normal_tensor_float("aclnnNormalTensorFloat");
 Aclnn<decltype(::aclnnNormalFloatTensorGetWorkspaceSize)> aclnn_normal_float_tensor("aclnnNormalFloatTensor");
 Aclnn<decltype(::aclnnNormalTensorTensorGetWorkspaceSize)> aclnn_normal_tensor_tensor(
     "aclnnNormalTensorTensor");
-Aclnn<decltype(::aclnnInplaceRandomGetWorkspaceSize)> aclnn_random("aclnnInplaceRandom");
-Aclnn<decltype(::aclnnInplaceRandomWithoutFromToGetWorkspaceSize)> aclnn_random_all(
-    "aclnnInplaceRandomWithoutFromTo");
-Aclnn<decltype(::aclnnInplaceBernoulliGetWorkspaceSize)> aclnn_bernoulli("aclnnInplaceBernoulli");
-Aclnn<decltype(::aclnnInplaceBernoulliTensorGetWorkspaceSize)> aclnn_bernoulli_tensor(
-    "aclnnInplaceBernoulliTensor");
-Aclnn<decltype(::aclnnSimThreadExponentialGetWorkspaceSize)> aclnn_exponential("aclnnSimThreadExponential");
-Aclnn<decltype(::aclnnMultinomialGetWorkspaceSize)> aclnn_multinomial("aclnnMultinomial");
-Aclnn<decltype(::aclnnRandpermGetWorkspaceSize)> aclnn_randperm("aclnnRandperm");
 Aclnn<decltype(::aclnnMaskedScaleGetWorkspaceSize)> aclnn_masked_scale("aclnnMaskedScale");
-
-/// Seed and offset for one operator, as its int64 arguments.
-struct Draw {
-  int64_t seed;
-  int64_t offset;
-};
-
-Draw draw(const at::Tensor& tensor, const OptionalGenerator& generator) {
-  constexpr uint64_t kNumbersPerThread = 10;  // what one CANN operator may use
-  const auto [seed, offset] =
-      generator_or_default(generator, tensor.device().index()).philox_engine_inputs(kNumbersPerThread);
-  return {static_cast<int64_t>(seed), static_cast<int64_t>(offset)};
-}
 
 bool is_real(const at::Tensor& tensor) { return !tensor.is_complex(); }
 
@@ -58,20 +93,20 @@ bool is_real(const at::Tensor& tensor) { return !tensor.is_complex(); }
 template <class RNG>
 struct UniformKernel {
   void operator()(at::TensorIteratorBase& iter, double from, double to, const OptionalGenerator& generator) {
-    const auto [seed, offset] = draw(iter.tensor(0), generator);
-    aclnn_uniform(iter.tensor(0), from, to, seed, offset);
+    const at::Tensor& self = iter.tensor(0);
+    aclnn_uniform.draw(self, generator, [&](auto& op, const auto&... at) { op(self, from, to, at...); });
   }
 };
 
 template <class RNG>
 struct NormalKernel {
   void operator()(const at::Tensor& self, double mean, double std, const OptionalGenerator& generator) {
-    const auto [seed, offset] = draw(self, generator);
-    if (self.scalar_type() != at::kDouble) return aclnn_normal(self, mean, std, seed, offset);
     // aclnnInplaceNormal's mean and deviation are 32-bit numbers.
-    aclnn_normal(self, 0.0, 1.0, seed, offset);
-    at::Tensor out = self;
-    out.mul_(std).add_(mean);
+    const bool exact = self.scalar_type() != at::kDouble;
+    aclnn_normal.draw(self, generator, [&](auto& op, const auto&... at) {
+      op(self, exact ? mean : 0.0, exact ? std : 1.0, at...);
+    });
+    if (!exact) at::Tensor(self).mul_(std).add_(mean);
   }
 };
 
@@ -82,8 +117,8 @@ struct ExponentialKernel {
     if (std::isinf(lambda)) {
       self.zero_();
     } else if (aclnn_exponential.available()) {
-      const auto [seed, offset] = draw(self, generator);
-      aclnn_exponential(self, self.numel(), lambda, seed, offset);
+      aclnn_exponential.draw(self, generator,
+                             [&](auto& op, const auto&... at) { op(self, self.numel(), lambda, at...); });
     } else {
       // Never log(0), and never 0 as result.
       constexpr double kSmallest = std::numeric_limits<float>::epsilon() / 2;
@@ -96,8 +131,8 @@ struct ExponentialKernel {
 template <class RNG>
 struct RandomKernel {
   void operator()(at::TensorIteratorBase& iter, const OptionalGenerator& generator) {
-    const auto [seed, offset] = draw(iter.tensor(0), generator);
-    aclnn_random_all(iter.tensor(0), seed, offset);
+    const at::Tensor& self = iter.tensor(0);
+    aclnn_random_all.draw(self, generator, [&](auto& op, const auto&... at) { op(self, at...); });
   }
 };
 
@@ -106,12 +141,12 @@ template <class RNG>
 struct RandomFromToKernel {
   void operator()(at::TensorIteratorBase& iter, uint64_t range, int64_t base,
                   const OptionalGenerator& generator) {
-    const auto [seed, offset] = draw(iter.tensor(0), generator);
     // aclnnInplaceRandom excludes `to`, so the largest int64 cannot be drawn.
     const uint64_t room =
         static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) - static_cast<uint64_t>(base);
     const auto to = static_cast<int64_t>(static_cast<uint64_t>(base) + std::min(range, room));
-    aclnn_random(iter.tensor(0), base, to, seed, offset);
+    const at::Tensor& self = iter.tensor(0);
+    aclnn_random.draw(self, generator, [&](auto& op, const auto&... at) { op(self, base, to, at...); });
   }
   // All of int64: random bits, two halves of a number each.
   void operator()(at::TensorIteratorBase& iter, const OptionalGenerator& generator) {
@@ -124,16 +159,15 @@ struct RandomFromToKernel {
 template <class RNG>
 struct BernoulliTensorKernel {
   void operator()(const at::Tensor& self, const at::Tensor& p, const OptionalGenerator& generator) {
-    const auto [seed, offset] = draw(self, generator);
-    aclnn_bernoulli_tensor(self, p, seed, offset);
+    aclnn_bernoulli_tensor.draw(self, generator, [&](auto& op, const auto&... at) { op(self, p, at...); });
   }
 };
 
 template <class RNG>
 struct BernoulliScalarKernel {
   void operator()(const at::Tensor& self, double p, const OptionalGenerator& generator) {
-    const auto [seed, offset] = draw(self, generator);
-    aclnn_bernoulli(self, at::Scalar(p), seed, offset);
+    aclnn_bernoulli.draw(self, generator,
+                         [&](auto& op, const auto&... at) { op(self, at::Scalar(p), at...); });
   }
 };
 
@@ -214,7 +248,25 @@ void check_deviation(double std) {
 
 void check_deviation(const at::Tensor& std) {
   TORCH_CHECK(!std.is_complex(), "normal expects standard deviation to be non-complex");
+  // A graph cannot look at values while it is recorded.
+  if (graph::current_recording(npu_index(std)) != nullptr) return;
   TORCH_CHECK(std.numel() == 0 || std.min().ge(0).item<bool>(), "normal expects all elements of std >= 0.0");
+}
+
+/// One operator, or for a graph the steps that give the same bits: CANN has no form that reads its seed from
+/// a tensor.
+template <class Op, class Mean, class Std>
+at::Tensor& normal_around(Op& op, const Mean& mean, const Std& std, const OptionalGenerator& generator,
+                          at::Tensor& out) {
+  if (graph::current_recording(npu_index(out)) == nullptr) {
+    const PhiloxInputs at = generator_or_default(generator, npu_index(out)).philox_inputs(kNumbersPerThread);
+    op(mean, std, static_cast<int64_t>(at.seed), static_cast<int64_t>(at.offset), out);
+  } else if constexpr (std::is_same_v<Std, double>) {
+    out.normal_(0, std, generator).add_(mean);
+  } else {
+    out.normal_(0, 1, generator).mul_(std).add_(mean);
+  }
+  return out;
 }
 
 }  // namespace
@@ -227,9 +279,7 @@ at::Tensor& normal_tensor_float_out(const at::Tensor& mean, double std, Optional
     return fallback<at::_ops::normal_Tensor_float_out>(mean, std, generator, out);
   }
   resize_output(out, mean.sizes(), out.scalar_type(), mean);
-  const auto [seed, offset] = draw(out, generator);
-  aclnn_normal_tensor_float(mean, std, seed, offset, out);
-  return out;
+  return normal_around(aclnn_normal_tensor_float, mean, std, generator, out);
 }
 
 at::Tensor normal_tensor_float(const at::Tensor& mean, double std, OptionalGenerator generator) {
@@ -245,9 +295,7 @@ at::Tensor& normal_float_tensor_out(double mean, const at::Tensor& std, Optional
     return fallback<at::_ops::normal_float_Tensor_out>(mean, std, generator, out);
   }
   resize_output(out, std.sizes(), out.scalar_type(), std);
-  const auto [seed, offset] = draw(out, generator);
-  aclnn_normal_float_tensor(mean, std, seed, offset, out);
-  return out;
+  return normal_around(aclnn_normal_float_tensor, mean, std, generator, out);
 }
 
 at::Tensor normal_float_tensor(double mean, const at::Tensor& std, OptionalGenerator generator) {
@@ -265,9 +313,7 @@ at::Tensor& normal_tensor_tensor_out(const at::Tensor& mean, const at::Tensor& s
     return fallback<at::_ops::normal_Tensor_Tensor_out>(mean, std, generator, out);
   }
   resize_output(out, at::infer_size_dimvector(mean.sizes(), std.sizes()), out.scalar_type(), mean);
-  const auto [seed, offset] = draw(out, generator);
-  aclnn_normal_tensor_tensor(mean, std, seed, offset, out);
-  return out;
+  return normal_around(aclnn_normal_tensor_tensor, mean, std, generator, out);
 }
 
 at::Tensor normal_tensor_tensor(const at::Tensor& mean, const at::Tensor& std, OptionalGenerator generator) {
@@ -297,8 +343,8 @@ at::Tensor& multinomial_out(const at::Tensor& self, int64_t num_samples, bool re
   const auto sizes = self.dim() == 1 ? at::DimVector{num_samples} : at::DimVector{self.size(0), num_samples};
   resize_output(out, sizes, at::kLong, self);
   if (out.numel() == 0) return out;
-  const auto [seed, offset] = draw(self, generator);
-  aclnn_multinomial(self, num_samples, replacement, seed, offset, out);
+  aclnn_multinomial.draw(
+      self, generator, [&](auto& op, const auto&... at) { op(self, num_samples, replacement, at..., out); });
   return out;
 }
 
@@ -317,8 +363,7 @@ at::Tensor& randperm_out(int64_t n, OptionalGenerator generator, at::Tensor& out
   at::native::check_supported_max_int_with_precision(n, out);
   resize_output(out, {n}, out.scalar_type(), out);
   if (n == 0) return out;
-  const auto [seed, offset] = draw(out, generator);
-  aclnn_randperm(n, seed, offset, out);
+  aclnn_randperm.draw(out, generator, [&](auto& op, const auto&... at) { op(n, at..., out); });
   return out;
 }
 
@@ -333,8 +378,8 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   }
   at::Tensor mask = new_output_like(input, at::kBool);
   if (!train.value_or(true)) return {input.clone(), mask.fill_(true)};
-  const auto [seed, offset] = draw(input, std::nullopt);
-  aclnn_bernoulli(mask, at::Scalar(1 - p), seed, offset);
+  aclnn_bernoulli.draw(mask, std::nullopt,
+                       [&](auto& op, const auto&... at) { op(mask, at::Scalar(1 - p), at...); });
   at::Tensor out = new_output_like(input, input.scalar_type());
   aclnn_masked_scale(input, mask, p == 1 ? 0.0 : 1 / (1 - p), out);
   return {out, mask};

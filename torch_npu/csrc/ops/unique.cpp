@@ -31,7 +31,7 @@ std::tuple<at::Tensor, at::Tensor> unique(const at::Tensor& self, bool sorted, b
   if (!aclnn_unique.available() || !takes_dtype(self)) {
     return fallback<at::_ops::_unique>(self, sorted, return_inverse);
   }
-  DynamicOutput values(new_output({self.numel()}, self.scalar_type(), self));
+  DynamicOutput values("aten::_unique", new_output({self.numel()}, self.scalar_type(), self));
   at::Tensor inverse = positions(return_inverse, self.sizes(), self);
   aclnn_unique(self, sorted, return_inverse, values.descriptor(), inverse);
   return {values.finish(), inverse};
@@ -43,10 +43,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unique2(const at::Tensor& self, b
   if (!aclnn_unique2.available() || !takes_dtype(self)) {
     return fallback<at::_ops::_unique2>(self, sorted, return_inverse, return_counts);
   }
-  DynamicOutput values(new_output({self.numel()}, self.scalar_type(), self));
+  DynamicOutput values("aten::_unique2", new_output({self.numel()}, self.scalar_type(), self));
   // CANN wants room for the inverse also where only counts are asked for.
   at::Tensor inverse = positions(return_inverse || return_counts, self.sizes(), self);
-  DynamicOutput counts(positions(return_counts, {self.numel()}, self));
+  DynamicOutput counts("aten::_unique2", positions(return_counts, {self.numel()}, self));
   aclnn_unique2(self, sorted, return_inverse, return_counts, values.descriptor(), inverse,
                 counts.descriptor());
   if (!return_inverse) inverse = positions(false, {}, self);
@@ -60,9 +60,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unique_dim(const at::Tensor& self
     return fallback<at::_ops::unique_dim>(self, dim, sorted, return_inverse, return_counts);
   }
   const int64_t length = self.size(dim);
-  DynamicOutput values(new_output(self.sizes(), self.scalar_type(), self));
+  DynamicOutput values("aten::unique_dim", new_output(self.sizes(), self.scalar_type(), self));
   at::Tensor inverse = new_output({length}, at::kLong, self);
-  DynamicOutput counts(new_output({length}, at::kLong, self));
+  DynamicOutput counts("aten::unique_dim", new_output({length}, at::kLong, self));
   aclnn_unique_dim(self, sorted, return_inverse, at::maybe_wrap_dim(dim, self.dim()), values.descriptor(),
                    inverse, counts.descriptor());
   return {values.finish(), return_inverse ? inverse : positions(false, {}, self),
@@ -80,10 +80,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unique_consecutive(const at::Tens
   const int64_t along = dim.has_value() ? at::maybe_wrap_dim(*dim, self.dim()) : kNoDim;
   const int64_t length = dim.has_value() ? self.size(along) : self.numel();
   DynamicOutput values(
+      "aten::unique_consecutive",
       new_output(dim.has_value() ? self.sizes() : at::IntArrayRef(length), self.scalar_type(), self));
   at::Tensor inverse =
       positions(return_inverse, dim.has_value() ? at::IntArrayRef(length) : self.sizes(), self);
-  DynamicOutput counts(positions(return_counts, {length}, self));
+  DynamicOutput counts("aten::unique_consecutive", positions(return_counts, {length}, self));
   aclnn_unique_consecutive(self, return_inverse, return_counts, along, values.descriptor(), inverse,
                            counts.descriptor());
   return {values.finish(), inverse, return_counts ? counts.finish() : positions(false, {}, self)};

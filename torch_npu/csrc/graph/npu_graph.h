@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/GraphImplInterface.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cann/acl.h"
+#include "torch_npu/csrc/graph/recording.h"
+
+namespace torch_npu::graph {
+
+/// Work that was captured on a stream, and on those that wait for it, as one CANN model that runs as often as
+/// wanted. Behind torch.npu.NPUGraph and torch.accelerator.Graph; the functions mean what they do in
+/// torch.cuda.CUDAGraph.
+///
+/// The graph owns what its work touches: its pool (temporary and output tensors, workspaces), and each block
+/// of outside memory that an operator was given. It holds that memory until reset().
+class NPUGraph final : public at::GraphImplInterface {
+ public:
+  /// CANN has no graph apart from the model that runs, so that keep_graph makes no difference.
+  explicit NPUGraph(const at::GraphImplArgs& = {}) {}
+  ~NPUGraph() override;
+
+  /// On the current stream, which may not be the default one. `pool` as pool() or graph_pool_handle() gave
+  /// it; {0, 0} is a new one.
+  void capture_begin(c10::MempoolId_t pool = {0, 0},
+                     at::GraphCaptureMode mode = at::GraphCaptureMode::Default) override;
+  void capture_end() override;
+
+  /// CANN's models are ready when their capture ends: checks that one is there.
+  void instantiate() override;
+  /// On the current stream of the device that was captured.
+  void replay() override;
+  /// Gives up the model and all memory. While the capture is under way, ends it and forgets what it has.
+  void reset() override;
+
+  c10::MempoolId_t pool() const override;
+  void enable_debug_mode() override {}
+  /// The model's tasks as JSON.
+  void debug_dump(const std::string& path) override;
+
+  /// Operators, copies and other tasks.
+  size_t node_count() const;
+  /// Generators are found by themselves when an operator draws from them; kept for the API's sake.
+  void register_generator_state(const at::Generator& generator);
+
+ private:
+  const Recording& captured(const char* caller) const;
+  aclmdlRI end_model(c10::Stream stream);
+  void abandon();
+  void release() noexcept;
+
+  std::unique_ptr<Recording> recording_;
+  std::optional<c10::Stream> capturing_;  // the stream whose capture is under way
+  aclmdlRI model_ = nullptr;
+  bool replayed_ = false;
+};
+
+/// A pool that several graphs can share.
+c10::MempoolId_t pool_handle();
+
+}  // namespace torch_npu::graph
