@@ -16,6 +16,8 @@
 #include "torch_npu/csrc/dispatch/device_switch.h"
 #include "torch_npu/csrc/dispatch/host_view.h"
 #include "torch_npu/csrc/dispatch/layouts.h"
+#include "torch_npu/csrc/dispatch/recorded_fallback.h"
+#include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu {
 namespace {
@@ -156,6 +158,8 @@ void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeyS
   FallbackCounter& counter = record_->enter(survey.dtype);
   const DeviceSwitch on(survey.device);
   const auto device = device::current_device();
+  if (graph::current_recording(device) != nullptr) [[unlikely]]
+    return record_fallback(op, stack, device);
   // The CPU kernel reads what earlier work on this stream writes.
   cann::api().aclrtSynchronizeStream.checked(device::current_stream_handle(device));
   if (device_memory_is_host_accessible()) {

@@ -49,11 +49,7 @@ c10::Storage host_storage(const at::Tensor& npu) {
     return c10::Storage(memory::host_alias(*block, storage.nbytes()));
   }
   // Memory that the pool does not know: no bytes at all, or a foreign pointer. Nothing to keep alive.
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
-      c10::DataPtr(const_cast<void*>(storage.data()), c10::Device(c10::DeviceType::CPU)),
-      c10::GetCPUAllocator(),
-      /*resizable=*/storage.resizable()));
+  return unowned_host_storage(storage);
 }
 
 thread_local int t_pooled_allocations = 0;
@@ -96,11 +92,20 @@ bool device_memory_is_host_accessible() {
   return accessible;
 }
 
+c10::Storage unowned_host_storage(const c10::Storage& npu) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), npu.nbytes(),
+      c10::DataPtr(const_cast<void*>(npu.data()), c10::Device(c10::DeviceType::CPU)), c10::GetCPUAllocator(),
+      /*resizable=*/npu.resizable()));
+}
+
 HostAllocationsFromPool::HostAllocationsFromPool() { ++t_pooled_allocations; }
 HostAllocationsFromPool::~HostAllocationsFromPool() { --t_pooled_allocations; }
 
-at::Tensor host_view(const at::Tensor& npu) {
-  return at::Tensor(c10::make_intrusive<HostView>(*npu.unsafeGetTensorImpl(), host_storage(npu)));
+at::Tensor host_view(const at::Tensor& npu) { return host_view(npu, host_storage(npu)); }
+
+at::Tensor host_view(const at::Tensor& npu, c10::Storage host) {
+  return at::Tensor(c10::make_intrusive<HostView>(*npu.unsafeGetTensorImpl(), std::move(host)));
 }
 
 at::Tensor HostCall::argument(at::Tensor tensor) {

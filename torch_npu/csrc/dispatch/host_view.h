@@ -15,6 +15,12 @@ bool device_memory_is_host_accessible();
 /// A CPU tensor over the bytes of a strided npu tensor. It must not outlive the npu tensor's storage.
 at::Tensor host_view(const at::Tensor& npu);
 
+/// A CPU storage over the bytes of an npu storage, which someone else keeps as long as it is used.
+c10::Storage unowned_host_storage(const c10::Storage& npu);
+
+/// A CPU tensor with the shape of an npu tensor over a storage of the above kind.
+at::Tensor host_view(const at::Tensor& npu, c10::Storage host);
+
 /// The tensors of one call of a CPU kernel: views of its npu arguments, and what becomes of its results.
 class HostCall {
  public:
