@@ -42,6 +42,13 @@ from torch_npu.npu.devices import (
     synchronize,
     utilization,
 )
+from torch_npu.npu.graphs import (
+    NPUGraph,
+    graph,
+    graph_pool_handle,
+    is_current_stream_capturing,
+    make_graphed_callables,
+)
 from torch_npu.npu.legacy import TYPES as _TYPES
 from torch_npu.npu.memory import (
     MemPool,
@@ -107,6 +114,7 @@ __all__ = [
     "Event",
     "ExternalStream",
     "MemPool",
+    "NPUGraph",
     "NPUPluggableAllocator",
     "Stream",
     "StreamContext",
@@ -133,6 +141,8 @@ __all__ = [
     "get_rng_state",
     "get_rng_state_all",
     "get_soc_version",
+    "graph",
+    "graph_pool_handle",
     "host_empty_cache",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
@@ -141,7 +151,9 @@ __all__ = [
     "is_autocast_enabled",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
+    "make_graphed_callables",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",

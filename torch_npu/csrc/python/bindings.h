@@ -10,6 +10,7 @@ void bind_device(py::module_& m);
 void bind_stream(py::module_& m);
 void bind_random(py::module_& m);
 void bind_fallback(py::module_& m);
+void bind_graph(py::module_& m);
 void bind_python_line();
 void bind_memory(py::module_& m);
 void bind_memory_snapshot(py::module_& m);

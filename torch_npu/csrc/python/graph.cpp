@@ -1,0 +1,56 @@
+#include <c10/util/Exception.h>
+
+#include "torch_npu/csrc/device/device.h"
+#include "torch_npu/csrc/device/stream.h"
+#include "torch_npu/csrc/graph/npu_graph.h"
+#include "torch_npu/csrc/python/bindings.h"
+
+namespace torch_npu::python {
+namespace {
+
+using graph::NPUGraph;
+
+at::GraphCaptureMode capture_mode(const std::string& name) {
+  if (name == "global" || name == "default") return at::GraphCaptureMode::Global;
+  if (name == "thread_local") return at::GraphCaptureMode::ThreadLocal;
+  if (name == "relaxed") return at::GraphCaptureMode::Relaxed;
+  TORCH_CHECK_VALUE(
+      false, "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got ", name);
+}
+
+/// The end of a graph waits for its replays, whose host functions may need the interpreter.
+struct DeleteWithoutGil {
+  void operator()(NPUGraph* graph) const {
+    const py::gil_scoped_release released;
+    delete graph;
+  }
+};
+
+}  // namespace
+
+void bind_graph(py::module_& m) {
+  py::class_<NPUGraph, std::unique_ptr<NPUGraph, DeleteWithoutGil>>(m, "_NPUGraph")
+      .def(py::init([](bool keep_graph) { return new NPUGraph(at::GraphImplArgs{keep_graph}); }),
+           py::arg("keep_graph") = false)
+      .def(
+          "capture_begin",
+          [](NPUGraph& self, std::optional<c10::MempoolId_t> pool, const std::string& mode) {
+            self.capture_begin(pool.value_or(c10::MempoolId_t{0, 0}), capture_mode(mode));
+          },
+          py::arg("pool") = std::nullopt, py::arg("capture_error_mode") = "global", without_gil())
+      .def("capture_end", &NPUGraph::capture_end, without_gil())
+      .def("instantiate", &NPUGraph::instantiate)
+      .def("replay", &NPUGraph::replay, without_gil())
+      .def("reset", &NPUGraph::reset, without_gil())
+      .def("pool", &NPUGraph::pool)
+      .def("enable_debug_mode", &NPUGraph::enable_debug_mode)
+      .def("debug_dump", &NPUGraph::debug_dump, py::arg("debug_path"), without_gil())
+      .def("register_generator_state", &NPUGraph::register_generator_state, py::arg("generator"))
+      .def("node_count", &NPUGraph::node_count);
+  m.def("_graph_pool_handle", &graph::pool_handle);
+  m.def("_is_current_stream_capturing", [] {
+    return device::is_initialized() && device::is_capturing(device::current_stream(device::current_device()));
+  });
+}
+
+}  // namespace torch_npu::python
