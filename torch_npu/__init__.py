@@ -61,7 +61,18 @@ def cann_info() -> dict[str, Any]:
     return _C._cann_info()
 
 
+# From torchtitan_npu, which builds on this package: found when they are asked for.
+_LAYERS = {
+    "enable_graph": "torchtitan_npu.sinking",
+    "graph_report": "torchtitan_npu.sinking",
+}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _LAYERS and _load_error is None:
+        from importlib import import_module
+
+        return getattr(import_module(_LAYERS[name]), name)
     if name == "__version__":
         from importlib.metadata import version
 

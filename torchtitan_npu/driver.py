@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+# torch.npu, which torch's types do not know.
+npu: Any = torch.get_device_module("npu")
 
 _handles: dict[tuple[int, int], int] = {}
 
@@ -13,6 +18,5 @@ def current_stream_handle() -> int:
     key = stream.device_index, stream.stream_id
     handle = _handles.get(key)
     if handle is None:
-        npu = getattr(torch, "npu")  # noqa: B009  torch's types do not know the module
         handle = _handles[key] = npu.current_stream().npu_stream
     return handle

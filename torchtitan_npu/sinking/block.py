@@ -1,0 +1,105 @@
+"""``with enable_graph():`` and the decorator: how module calls get to the graphs."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from torchtitan_npu.sinking.cache import Options, run
+
+__all__ = ["enable_graph"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Thread(threading.local):
+    """What a thread is inside of."""
+
+    options: Options | None = None
+
+
+_thread = _Thread()
+_lock = threading.Lock()
+_open_blocks = 0
+_original_call: Callable[..., Any] = nn.Module.__call__
+
+
+# PyTorch's global forward hooks see a call but cannot take its place, hence this: while some block is open,
+# `nn.Module.__call__` is a function that asks whether the calling thread is in one. It is taken back with the last
+# block; no module is changed, and subclasses with a `__call__` of their own that calls nn.Module's are seen as well.
+def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    options = _thread.options
+    if options is None:
+        return _original_call(self, *args, **kwargs)
+    _thread.options = None  # modules inside are part of this call
+    try:
+        return run(functools.partial(_original_call, self), self, args, kwargs, options)
+    finally:
+        _thread.options = options
+
+
+def _open() -> None:
+    global _open_blocks, _original_call
+    with _lock:
+        _open_blocks += 1
+        if nn.Module.__call__ is not _call:
+            _original_call = nn.Module.__call__
+            nn.Module.__call__ = _call  # type: ignore[method-assign]
+
+
+def _close() -> None:
+    global _open_blocks
+    with _lock:
+        _open_blocks -= 1
+        # Someone may have wrapped it meanwhile; then it stays, and lets all calls through.
+        if _open_blocks == 0 and nn.Module.__call__ is _call:
+            nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+
+
+class enable_graph:
+    """Runs the outermost module calls of a block as graphs: recorded at the first call, replayed afterwards.
+
+    ``with torch_npu.enable_graph(): y = model(x)``, or ``@torch_npu.enable_graph()`` over a function. A graph stands
+    for a module, the shapes, dtypes, strides and devices of its tensor arguments, the values of its other arguments,
+    the modes of its submodules (train or eval), grad mode and autocast. The first such call runs as always and is then
+    recorded, for which ``forward`` is executed a second time without effect on any tensor; later ones execute no Python
+    of the model. With gradients enabled, forward and backward are a graph each.
+
+    A module that no graph can stand for (hooks, control flow that depends on data, operators that cannot be recorded, a
+    ``forward`` that changes attributes, …) runs as always, with one warning that says why.
+
+    Args:
+        strict: raise :class:`CannotSink` instead.
+        copy_outputs: outputs and gradients are copies that are the caller's to keep. False: they are the graph's own
+            memory, which the module's next call overwrites; saves the copies.
+        cache_limit: how many signatures of one module are kept; the least recently used goes first.
+
+    Raises:
+        ValueError: ``cache_limit`` is less than 1.
+    """
+
+    def __init__(self, *, strict: bool = False, copy_outputs: bool = True, cache_limit: int = 8) -> None:
+        if cache_limit < 1:
+            raise ValueError(f"cache_limit must be 1 or more, but is {cache_limit}")
+        self._options = Options(strict, copy_outputs, cache_limit)
+        self._outer = threading.local()
+
+    def __enter__(self) -> None:
+        outer = self._outer.__dict__.setdefault("stack", [])
+        outer.append(_thread.options)
+        _open()
+        _thread.options = self._options
+
+    def __exit__(self, *_: object) -> None:
+        _thread.options = self._outer.stack.pop()
+        _close()
+
+    def __call__(self, function: Function) -> Function:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]

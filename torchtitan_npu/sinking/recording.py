@@ -1,0 +1,270 @@
+"""One recorded call of a module: its graphs, and the static memory that they read and write."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils import _pytree as pytree
+
+from torchtitan_npu.driver import npu
+from torchtitan_npu.sinking.reasons import CannotSink
+from torchtitan_npu.sinking.signature import _CONSTANTS, Arguments
+from torchtitan_npu.sinking.watch import ModuleWatch, unchanged_attributes
+
+__all__ = ["Lane", "Recording"]
+
+PoolId = tuple[int, int]
+
+
+class Lane:
+    """Memory that graphs share which never run at the same time.
+
+    What a forward leaves for its backward lies there as well, so that between the two the lane is taken: another call
+    uses another lane.
+    """
+
+    def __init__(self) -> None:
+        self.pool: PoolId = npu.graph_pool_handle()
+        self.awaits: weakref.ref[_AwaitedBackward] | None = None  # dies when autograd forgets the forward
+        self.stream: torch.Stream | None = None  # that the lane was used on last
+
+    def is_free(self) -> bool:
+        awaited = self.awaits() if self.awaits is not None else None
+        return awaited is None or awaited.done
+
+    def order(self) -> None:
+        """Makes the current stream wait for the last use of the lane."""
+        current = npu.current_stream()
+        if self.stream is not None and self.stream != current:
+            current.wait_stream(self.stream)
+        self.stream = current
+
+
+class _AwaitedBackward:
+    """A forward whose backward may come."""
+
+    done = False
+
+
+class Recording:
+    """A signature of a module as graphs in one lane. Raises CannotSink if no graph can stand for the call."""
+
+    def __init__(
+        self, call: Callable[..., Any], module: nn.Module, watch: ModuleWatch, arguments: Arguments, lane: Lane
+    ) -> None:
+        self.lane = lane
+        self.forward_graph = npu.NPUGraph()
+        self.backward_graph: Any = None
+        with torch.inference_mode(False):
+            self.leaves = [_static(leaf) if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]
+        self.inputs = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        versions = [i._version for i in self.inputs]
+        args, kwargs = arguments.rebuild(self.leaves)
+        with unchanged_attributes(module), _no_autocast_cache(), _capture(self.forward_graph, lane):
+            outputs = call(*args, **kwargs)
+        if [i._version for i in self.inputs] != versions:
+            raise CannotSink("it changes its arguments in place, and a graph works on copies of them")
+        leaves, self.spec = pytree.tree_flatten(outputs)
+        self.outputs = self._plan_outputs(leaves, watch)
+        self.results = [o.tensor for o in self.outputs if o.tensor is not None]
+        if torch.is_grad_enabled() and any(r.requires_grad for r in self.results):
+            self._record_backward(watch.parameters)
+        self.results = [r.detach() for r in self.results]
+
+    def _plan_outputs(self, leaves: list[Any], watch: ModuleWatch) -> list["_Output"]:
+        inputs = {id(static): n for n, static in enumerate(self.inputs)}
+        foreign = watch.addresses() | {i.untyped_storage().data_ptr() for i in self.inputs}
+        foreign.discard(0)  # no memory at all
+        return [_plan(leaf, inputs, foreign) for leaf in leaves]
+
+    def _record_backward(self, parameters: Sequence[Tensor]) -> None:
+        wanted = [*(i for i in self.inputs if i.requires_grad), *parameters]
+        outputs = [r for r in self.results if r.requires_grad]
+        _require_known_leaves(outputs, wanted)
+        self.grad_outputs = [torch.empty_like(r) if r.requires_grad else None for r in self.results]
+        self.backward_graph = npu.NPUGraph()
+        with _no_autocast_cache(), _capture(self.backward_graph, self.lane), _nodes_on_the_capturing_stream():
+            found = torch.autograd.grad(
+                outputs, wanted, [g for g in self.grad_outputs if g is not None], allow_unused=True
+            )
+        self.grad_inputs = [None if g is None else g.detach() for g in found]
+
+    # ---- what it costs
+
+    def launches(self) -> int:
+        """Tasks of an eager run, which the graphs hold."""
+        graphs = (self.forward_graph, self.backward_graph)
+        return sum(graph.node_count() for graph in graphs if graph is not None)
+
+    # ---- replay
+
+    def replay(self, arguments: Arguments, parameters: Sequence[Tensor], copy: bool) -> Any:
+        """The outputs of the module for other values of the same signature."""
+        given = arguments.tensors
+        self.lane.order()
+        with torch.no_grad():
+            for static, value in zip(self.inputs, given, strict=True):
+                if static.data_ptr() != value.data_ptr():
+                    static.copy_(value)
+        if self.backward_graph is None:
+            self.forward_graph.replay()
+            results = [_copied(r) for r in self.results] if copy else self.results
+        else:
+            # Their values are in the graph already: they are here for autograd to know them.
+            differentiable = [*(v for v in given if v.requires_grad), *parameters]
+            results = _Replay.apply(self, copy, *differentiable)
+        remaining = iter(results)
+        leaves = [o.value(given, remaining) for o in self.outputs]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+class _Replay(torch.autograd.Function):
+    """Forward and backward graph as one node of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, copy: bool, *differentiable: Tensor) -> tuple[Tensor, ...]:
+        ctx.recording, ctx.copy = recording, copy
+        ctx.awaited = _AwaitedBackward()
+        recording.lane.awaits = weakref.ref(ctx.awaited)
+        # Lets autograd raise its usual error if one of them is changed before the backward.
+        ctx.save_for_backward(*differentiable)
+        recording.forward_graph.replay()
+        results = [_copied(r) if copy else r.detach() for r in recording.results]
+        ctx.mark_non_differentiable(*(r for r, g in zip(results, recording.grad_outputs, strict=True) if g is None))
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        recording: Recording = ctx.recording
+        _ = ctx.saved_tensors
+        if ctx.awaited.done:
+            raise RuntimeError(
+                "Trying to backward through a graph of enable_graph() a second time: its backward has overwritten what "
+                "the forward left. Call the module once for each backward, or outside of enable_graph()."
+            )
+        recording.lane.order()
+        for static, grad in zip(recording.grad_outputs, grads, strict=True):
+            if static is not None:
+                static.copy_(grad)
+        recording.backward_graph.replay()
+        ctx.awaited.done = True
+        found = recording.grad_inputs
+        return None, None, *([None if g is None else _copied(g) for g in found] if ctx.copy else found)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """One leaf of the outputs: a tensor of the graph, one of the arguments, or a constant."""
+
+    tensor: Tensor | None = None
+    argument: int | None = None
+    constant: Any = None
+
+    def value(self, given: list[Tensor], results: Iterator[Tensor]) -> Any:
+        if self.tensor is not None:
+            return next(results)
+        return self.constant if self.argument is None else given[self.argument]
+
+
+def _plan(leaf: Any, inputs: dict[int, int], foreign: set[int]) -> _Output:
+    if isinstance(leaf, _CONSTANTS):
+        return _Output(constant=leaf)
+    if type(leaf) is not Tensor or leaf.device.type != "npu" or leaf.layout is not torch.strided:
+        raise CannotSink(f"an output is a {type(leaf).__name__}; expected dense npu tensors and constants")
+    if id(leaf) in inputs:
+        return _Output(argument=inputs[id(leaf)])
+    if leaf.untyped_storage().data_ptr() in foreign:
+        raise CannotSink("an output is a view of an argument, a parameter or a buffer, and a graph gives copies")
+    return _Output(tensor=leaf)
+
+
+def _static(value: Tensor) -> Tensor:
+    """A tensor of the graph's own in place of an argument."""
+    static = value.detach().clone()
+    return static.requires_grad_(value.requires_grad)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _require_known_leaves(outputs: list[Tensor], wanted: list[Tensor]) -> None:
+    """Raises CannotSink if gradients would have to go elsewhere than to the module's parameters and arguments."""
+    known = {id(w) for w in wanted}
+    pending: list[Node] = [o.grad_fn for o in outputs if o.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor) and id(variable) not in known:
+            raise CannotSink("a gradient goes to a tensor that is neither a parameter of the module nor an argument")
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """A parameter that autocast has cast once would be the graph's, and never see a later value."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+@contextmanager
+def _nodes_on_the_capturing_stream() -> Iterator[None]:
+    """Parameters have nodes of autograd that remember the stream on which the eager run used them first."""
+    torch.autograd.graph.set_override_stale_capture_stream(True)
+    try:
+        yield
+    finally:
+        torch.autograd.graph.set_override_stale_capture_stream(False)
+
+
+@contextmanager
+def _capture(graph: Any, lane: Lane) -> Iterator[None]:
+    """Captures the block; if it raises, leaves nothing of it. Whatever it raises becomes the reason why not."""
+    current = npu.current_stream()
+    side = _capture_stream()
+    with _capture_lock, npu.stream(side):
+        side.wait_stream(current)
+        graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
+        try:
+            yield
+            graph.capture_end()
+        except Exception as error:
+            graph.reset()
+            raise CannotSink(_first_line(error)) from error
+        except BaseException:
+            graph.reset()
+            raise
+    current.wait_stream(side)
+
+
+_capture_lock = threading.Lock()  # the stream is shared
+_capture_streams: dict[int, torch.Stream] = {}
+
+
+def _capture_stream() -> torch.Stream:
+    device = npu.current_device()
+    if device not in _capture_streams:
+        _capture_streams[device] = npu.Stream()
+    return _capture_streams[device]
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, CannotSink):
+        return str(error)
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,84 @@
+"""What is sunk, as data and as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torchtitan_npu.driver import npu
+from torchtitan_npu.sinking.cache import ModuleGraphs, Sunk, all_graphs
+
+__all__ = ["GraphEntry", "GraphReport", "graph_report"]
+
+
+@dataclass(frozen=True)
+class GraphEntry:
+    """One signature of a module."""
+
+    module: str  # its class
+    signature: str  # "float32[1, 3, 224, 224]"
+    mode: str  # "forward" or "forward + backward"
+    nodes: int  # operators, copies and other tasks that the graphs hold
+    replays: int
+    bytes: int  # that the module's graphs have reserved, all signatures together
+    launches_eager: int  # from host to device in one eager run: one a node
+    launches: int  # in one replay: the graphs, and the copies of inputs and outputs around them
+    reason: str  # why the module runs eagerly instead; "" if it does not
+
+
+class GraphReport(list[GraphEntry]):
+    """The entries, by module and then as they were used last. Prints as a table."""
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title="graphs of enable_graph()")
+        right = ("nodes", "replays", "MB", "launches eager", "launches")
+        for name in ("module", "signature", "graphs", *right, "runs eagerly because"):
+            table.add_column(name, justify="right" if name in right else "left")
+        for e in self:
+            counts = (e.nodes, e.replays, f"{e.bytes / 1e6:.1f}", e.launches_eager, e.launches)
+            numbers = ("", "", "", "", "") if e.reason else map(str, counts)
+            table.add_row(e.module, e.signature, "" if e.reason else e.mode, *numbers, e.reason)
+        console = Console(width=160)
+        with console.capture() as capture:
+            console.print(table if self else "no module ran under enable_graph()")
+        return capture.get()
+
+
+def graph_report() -> GraphReport:
+    """Every signature that ``enable_graph()`` has seen and still knows."""
+    entries = []
+    for graphs in all_graphs():
+        with graphs.lock:
+            reserved = sum(_reserved_bytes(lane.pool) for lane in graphs.lanes)
+            entries += [_entry(graphs, sunk, reserved) for sunk in graphs.sunk.values()]
+    return GraphReport(entries)
+
+
+def _entry(graphs: ModuleGraphs, sunk: Sunk, reserved: int) -> GraphEntry:
+    recording = next(iter(sunk.recordings.values()), None)
+    if recording is None:
+        return GraphEntry(graphs.name, sunk.text, "", 0, 0, 0, 0, 0, sunk.reason)
+    nodes = recording.launches()
+    has_backward = recording.backward_graph is not None
+    copies = len(recording.inputs) + len(recording.results)
+    if has_backward:
+        copies += sum(g is not None for g in (*recording.grad_outputs, *recording.grad_inputs))
+    return GraphEntry(
+        module=graphs.name,
+        signature=sunk.text,
+        mode="forward + backward" if has_backward else "forward",
+        nodes=nodes,
+        replays=sunk.replays,
+        bytes=reserved,
+        launches_eager=nodes,
+        launches=1 + has_backward + copies,
+        reason="",
+    )
+
+
+def _reserved_bytes(pool: tuple[int, int]) -> int:
+    segments: list[dict[str, Any]] = npu.memory_snapshot(pool)
+    return sum(segment["total_size"] for segment in segments)

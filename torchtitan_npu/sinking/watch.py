@@ -1,0 +1,119 @@
+"""What of a module a graph depends on, besides the arguments of the call."""
+
+import operator
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+
+from torchtitan_npu.sinking.reasons import CannotSink
+
+__all__ = ["ModuleWatch", "unchanged_attributes"]
+
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+_GLOBAL_HOOKS = [getattr(module_hooks, f"_global{name}") for name in _HOOKS]
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
+class ModuleWatch:
+    """Tells whether a module still is what it was: the same submodules, parameters and buffers at the same addresses,
+    no hooks, and what each submodule's ``training`` is.
+
+    It is asked before every replay, so that the lists are made once and compared in bulk. It keeps parameters and
+    submodules alive, but not the module itself.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._submodules = list(module.modules())[1:]
+        modules = [module, *self._submodules]
+        for m in modules:
+            if _is_compiled(m):
+                raise CannotSink("it is compiled by torch.compile, which makes graphs of its own")
+            if isinstance(m, torch.jit.ScriptModule):
+                raise CannotSink("it is a TorchScript module")
+        members = [getattr(m, name) for m in modules for name in _MEMBERS]
+        self._members = [d for d in members if d]
+        self._values = self._current_values()
+        # Filling one of these changes what a call does.
+        self._expected_empty = [getattr(m, name) for m in modules for name in _HOOKS] + [d for d in members if not d]
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self._tensors = [v for v in self._values if isinstance(v, Tensor)]
+        self._addresses = self._current_addresses()
+
+    def _current_values(self) -> list[Any]:
+        return [value for members in self._members for value in members.values()]
+
+    def _current_addresses(self) -> list[tuple[int, bool]]:
+        return [(t.data_ptr(), t.requires_grad) for t in self._tensors]
+
+    def is_unchanged(self) -> bool:
+        """False if the graphs of the module no longer stand for it."""
+        values = self._current_values()
+        return (
+            len(values) == len(self._values)
+            and all(map(operator.is_, values, self._values))
+            and not any(self._expected_empty)
+            and self._current_addresses() == self._addresses
+        )
+
+    def training(self, module: nn.Module) -> tuple[bool, ...]:
+        """Which of the submodules are in train mode: part of a graph's key."""
+        return (module.training, *[m.training for m in self._submodules])
+
+    def require_no_hooks(self, module: nn.Module) -> None:
+        """Raises CannotSink: a replay would not run them."""
+        for m in (module, *self._submodules):
+            for name in _HOOKS:
+                if getattr(m, name):
+                    raise CannotSink(
+                        f"{type(m).__name__} has {name.strip('_').replace('_', ' ')}, which a replay cannot run"
+                    )
+        for parameter in self.parameters:
+            if parameter._backward_hooks:
+                raise CannotSink("a parameter has gradient hooks, which a replay cannot run")
+
+    def addresses(self) -> set[int]:
+        """Of the memory of parameters and buffers."""
+        return {t.untyped_storage().data_ptr() for t in self._tensors}
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds; without it nothing is compiled
+    return dynamo is not None and (isinstance(module, dynamo.OptimizedModule) or module._compiled_call_impl is not None)
+
+
+def require_no_global_hooks() -> None:
+    """Raises CannotSink if hooks for all modules are registered."""
+    if any(_GLOBAL_HOOKS):
+        raise CannotSink("there are hooks for all modules (torch.nn.modules.module), which a replay cannot run")
+
+
+@contextmanager
+def unchanged_attributes(module: nn.Module) -> Iterator[None]:
+    """Takes back what the block changes in attributes of submodules, and raises CannotSink at its end if there is any:
+    a replay, which executes no Python, would not do it.
+    """
+    before = [(m, dict(vars(m)), [dict(getattr(m, name)) for name in _MEMBERS]) for m in module.modules()]
+    try:
+        yield
+    finally:
+        changes = [change for m, attributes, members in before for change in _restore(m, attributes, members)]
+    if changes:
+        raise CannotSink(f"its forward changes attributes, which a replay would not do: {', '.join(changes[:3])}")
+
+
+def _restore(module: nn.Module, attributes: dict[str, Any], members: list[dict[str, Any]]) -> Iterator[str]:
+    current = [(vars(module), attributes), *((getattr(module, n), m) for n, m in zip(_MEMBERS, members, strict=True))]
+    for now, earlier in current:
+        for name in [*now.keys() - earlier.keys(), *(n for n, v in earlier.items() if now.get(n, now) is not v)]:
+            yield f"{type(module).__name__}.{name}"
+            if name in earlier:
+                now[name] = earlier[name]
+            else:
+                del now[name]
