@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import compile, eager, memory
+from benchmarks import compile, eager, graph, memory
 from benchmarks.machine import measure_machine
 from benchmarks.report import print_table, write_results
 
 # Modules with cases() -> list[Case], or with run().
-BENCHMARKS = {"eager": eager, "compile": compile, "memory": memory}
+BENCHMARKS = {"eager": eager, "graph": graph, "compile": compile, "memory": memory}
 
 
 def main() -> None:
