@@ -147,7 +147,9 @@ def test_activation(name: str, dtype: torch.dtype) -> None:
     check(f, rand(5, 10, 3, dtype=dtype).detach().transpose(0, 2).requires_grad_())
     check(f, rand(0, 4, dtype=dtype))
     check(f, last(rand(2, 4, 3, 3, dtype=dtype)))
-    check(f, torch.tensor([[float("nan"), float("inf"), -float("inf"), -0.0]], dtype=dtype))
+    # For infinity ATen's gelu in float32 gives NaN, its gelu in float64 and npu's give infinity.
+    large = 3.0 if name == "gelu" else float("inf")
+    check(f, torch.tensor([[float("nan"), large, -float("inf"), -0.0]], dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

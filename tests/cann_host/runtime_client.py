@@ -28,7 +28,7 @@ SCALARS = {
     "int": ctypes.c_int,
     "float": ctypes.c_float,
 }
-POINTER_TYPES = re.findall(r"typedef void\* (\w+);", SOURCE) + re.findall(r"typedef void \(\*(\w+)\)", SOURCE)
+POINTER_TYPES = re.findall(r"typedef void\* (\w+);", SOURCE) + re.findall(r"typedef \w+ \(\*(\w+)\)", SOURCE)
 
 
 def ctype(declared: str) -> Any:

@@ -83,7 +83,7 @@ def test_arguments_are_copied() -> None:
     with tempfile.TemporaryDirectory() as folder:
         _, function = load(build(Path(folder)))
     pointer, stream = a.malloc(8), a.stream()
-    a.fill(pointer, 0, 8, None)
+    a.fill(pointer, 0, 8, stream)
     words = ctypes.c_int64(pointer)
     a.aclrtLaunchKernel(function, 1, ctypes.byref(words), 8, stream)
     words.value = 0

@@ -152,6 +152,10 @@ def test_temporaries_of_one_graph_share_memory() -> None:
     graph, y = captured(chain)
     segments = torch.npu.memory_snapshot(graph.pool())
     assert 0 < sum(s["total_size"] for s in segments) <= 64 << 20  # 40 results of 4 MiB would be 160 MiB
+    usage = graph.memory_usage()
+    assert usage["kept"] >= y.nbytes
+    assert usage["peak"] <= 3 * usage["kept"]
+    assert usage["total"] >= 40 * y.nbytes
     graph.replay()
     expected = x.cpu()
     for _ in range(40):

@@ -106,6 +106,14 @@ class NPUGraph(_C._NPUGraph):
         """How many operators, copies and other tasks a replay runs."""
         return super().node_count()
 
+    def memory_usage(self) -> dict[str, int]:
+        """Bytes of the pool that the captured work takes.
+
+        ``peak`` at one time, ``kept`` by tensors that were alive at the end of the capture, and ``total`` of all its
+        tensors, which is what they would take if none shared memory.
+        """
+        return super().memory_usage()
+
 
 class graph:
     """Context manager that captures the work of its block into a graph.

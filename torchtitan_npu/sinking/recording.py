@@ -97,10 +97,25 @@ class Recording:
 
     # ---- what it costs
 
+    @property
+    def graphs(self) -> list[Any]:
+        return [self.forward_graph] if self.backward_graph is None else [self.forward_graph, self.backward_graph]
+
     def launches(self) -> int:
         """Tasks of an eager run, which the graphs hold."""
-        graphs = (self.forward_graph, self.backward_graph)
-        return sum(graph.node_count() for graph in graphs if graph is not None)
+        return sum(graph.node_count() for graph in self.graphs)
+
+    def peak_bytes(self) -> int:
+        """Of the graphs' memory at one time; the backward's comes on top of what the forward leaves for it."""
+        kept = peak = 0
+        for graph in self.graphs:
+            usage = graph.memory_usage()
+            peak = max(peak, kept + usage["peak"])
+            kept += usage["kept"]
+        return peak
+
+    def total_bytes(self) -> int:
+        return sum(graph.memory_usage()["total"] for graph in self.graphs)
 
     # ---- replay
 

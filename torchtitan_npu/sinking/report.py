@@ -21,6 +21,8 @@ class GraphEntry:
     nodes: int  # operators, copies and other tasks that the graphs hold
     replays: int
     bytes: int  # that the module's graphs have reserved, all signatures together
+    peak_bytes: int  # that this signature's tensors take at one time; lifetimes that do not overlap share memory
+    total_bytes: int  # that they would take if none shared
     launches_eager: int  # from host to device in one eager run: one a node
     launches: int  # in one replay: the graphs, and the copies of inputs and outputs around them
     reason: str  # why the module runs eagerly instead; "" if it does not
@@ -34,11 +36,11 @@ class GraphReport(list[GraphEntry]):
         from rich.table import Table
 
         table = Table(title="graphs of enable_graph()")
-        right = ("nodes", "replays", "MB", "launches eager", "launches")
+        right = ("nodes", "replays", "peak MB", "launches eager", "launches")
         for name in ("module", "signature", "graphs", *right, "runs eagerly because"):
             table.add_column(name, justify="right" if name in right else "left")
         for e in self:
-            counts = (e.nodes, e.replays, f"{e.bytes / 1e6:.1f}", e.launches_eager, e.launches)
+            counts = (e.nodes, e.replays, f"{e.peak_bytes / 1e6:.2f}", e.launches_eager, e.launches)
             numbers = ("", "", "", "", "") if e.reason else map(str, counts)
             table.add_row(e.module, e.signature, "" if e.reason else e.mode, *numbers, e.reason)
         console = Console(width=160)
@@ -60,7 +62,7 @@ def graph_report() -> GraphReport:
 def _entry(graphs: ModuleGraphs, sunk: Sunk, reserved: int) -> GraphEntry:
     recording = next(iter(sunk.recordings.values()), None)
     if recording is None:
-        return GraphEntry(graphs.name, sunk.text, "", 0, 0, 0, 0, 0, sunk.reason)
+        return GraphEntry(graphs.name, sunk.text, "", 0, 0, 0, 0, 0, 0, 0, sunk.reason)
     nodes = recording.launches()
     has_backward = recording.backward_graph is not None
     copies = len(recording.inputs) + len(recording.results)
@@ -73,6 +75,8 @@ def _entry(graphs: ModuleGraphs, sunk: Sunk, reserved: int) -> GraphEntry:
         nodes=nodes,
         replays=sunk.replays,
         bytes=reserved,
+        peak_bytes=recording.peak_bytes(),
+        total_bytes=recording.total_bytes(),
         launches_eager=nodes,
         launches=1 + has_backward + copies,
         reason="",

@@ -82,6 +82,7 @@ void NPUGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) {
   try {
     allocator.begin_allocate_to_pool(index, pool,
                                      [model](memory::StreamHandle s) { return model_of(s) == model; });
+    pool_before_ = allocator.pool_bytes(index, pool, /*restart_peak=*/true);
   } catch (...) {
     abandon();
     throw;
@@ -99,6 +100,9 @@ aclmdlRI NPUGraph::end_model(c10::Stream stream) {
   capturing_.reset();
   end(*recording_);
   auto& allocator = memory::caching_allocator();
+  const auto used = allocator.pool_bytes(recording_->device, recording_->pool, /*restart_peak=*/false);
+  memory_ = {used.peak - pool_before_.current, used.current - pool_before_.current,
+             used.allocated - pool_before_.allocated};
   allocator.end_allocate_to_pool(recording_->device, recording_->pool);
   allocator.end_capture(recording_->device);
   if (code != ACL_SUCCESS) {

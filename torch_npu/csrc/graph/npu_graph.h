@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/GraphImplInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
 
 #include <memory>
@@ -44,6 +45,13 @@ class NPUGraph final : public at::GraphImplInterface {
 
   /// Operators, copies and other tasks.
   size_t node_count() const;
+  /// What the captured work takes of the pool.
+  struct Memory {
+    int64_t peak = 0;   // bytes at one time, at most
+    int64_t kept = 0;   // bytes of tensors that were alive when the capture ended
+    int64_t total = 0;  // bytes of all tensors: what they would take if they did not share
+  };
+  const Memory& memory() const { return memory_; }
   /// Generators are found by themselves when an operator draws from them; kept for the API's sake.
   void register_generator_state(const at::Generator& generator);
 
@@ -57,6 +65,8 @@ class NPUGraph final : public at::GraphImplInterface {
   std::optional<c10::Stream> capturing_;  // the stream whose capture is under way
   aclmdlRI model_ = nullptr;
   bool replayed_ = false;
+  c10::CachingAllocator::Stat pool_before_;
+  Memory memory_;
 };
 
 /// A pool that several graphs can share.

@@ -143,6 +143,11 @@ int NPUCachingAllocator::pool_use_count(c10::DeviceIndex device, c10::MempoolId_
   return device_pool(device).pool_use_count(id);
 }
 
+c10::CachingAllocator::Stat NPUCachingAllocator::pool_bytes(c10::DeviceIndex device, c10::MempoolId_t id,
+                                                            bool restart_peak) {
+  return device_pool(device).pool_bytes(id, restart_peak);
+}
+
 bool NPUCachingAllocator::pin_unless_in(c10::MempoolId_t id, Block* block) {
   return device_pool(block->device).pin_unless_in(id, block);
 }

@@ -59,6 +59,9 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   /// 0 for a pool that does not exist.
   int pool_use_count(c10::DeviceIndex device, c10::MempoolId_t id);
 
+  /// What tensors have of a private pool, and had at most since the last call with `restart_peak`.
+  c10::CachingAllocator::Stat pool_bytes(c10::DeviceIndex device, c10::MempoolId_t id, bool restart_peak);
+
   /// Keeps the memory of an allocated block from reuse until unpin(), whatever becomes of its tensor: a graph
   /// uses it. Does nothing and returns false if it is memory of the private pool `id`, the graph's own.
   bool pin_unless_in(c10::MempoolId_t id, Block* block);

@@ -77,6 +77,7 @@ class DevicePool {
   void set_default_pool(c10::MempoolId_t id, bool is_default);
   PoolUsage reserved_pool_usage(c10::MempoolId_t id);
   const void* reserved_pool_base(c10::MempoolId_t id);
+  c10::CachingAllocator::Stat pool_bytes(c10::MempoolId_t id, bool restart_peak);
   bool pin_unless_in(c10::MempoolId_t id, Block* block);
   void unpin(Block* block);
   void begin_capture();

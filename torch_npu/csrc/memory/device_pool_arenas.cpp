@@ -106,6 +106,13 @@ Block* DevicePool::borrow_from_private_pool(StreamHandle stream, size_t size, bo
   return nullptr;
 }
 
+c10::CachingAllocator::Stat DevicePool::pool_bytes(c10::MempoolId_t id, bool restart_peak) {
+  std::lock_guard lock(mutex_);
+  Arena& arena = private_arena(id, "pool_bytes");
+  if (restart_peak) arena.allocated_bytes.reset_peak();
+  return arena.allocated_bytes;
+}
+
 bool DevicePool::pin_unless_in(c10::MempoolId_t id, Block* block) {
   std::lock_guard lock(mutex_);
   if (block->pool->arena.id == id) return false;

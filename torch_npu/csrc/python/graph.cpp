@@ -46,7 +46,12 @@ void bind_graph(py::module_& m) {
       .def("enable_debug_mode", &NPUGraph::enable_debug_mode)
       .def("debug_dump", &NPUGraph::debug_dump, py::arg("debug_path"), without_gil())
       .def("register_generator_state", &NPUGraph::register_generator_state, py::arg("generator"))
-      .def("node_count", &NPUGraph::node_count);
+      .def("node_count", &NPUGraph::node_count)
+      .def("memory_usage", [](const NPUGraph& self) {
+        const NPUGraph::Memory& memory = self.memory();
+        return std::map<std::string, int64_t>{
+            {"peak", memory.peak}, {"kept", memory.kept}, {"total", memory.total}};
+      });
   m.def("_graph_pool_handle", &graph::pool_handle);
   m.def("_is_current_stream_capturing", [] {
     return device::is_initialized() && device::is_capturing(device::current_stream(device::current_device()));
