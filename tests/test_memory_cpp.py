@@ -1,5 +1,6 @@
 """The allocator's own tests, in C++ against a driver without a device (tests/cpp)."""
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -8,20 +9,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build"
-
-
-pytestmark = pytest.mark.xdist_group("cpp")  # one worker, for the build folder has room for one build
 BINARIES = ("allocator_test", "private_pool_test", "reserved_pool_test")
 
 
 @pytest.fixture(scope="module")
 def built() -> Path:
     cmake = [sys.executable, "-m", "cmake"]
-    if not (BUILD / "build.ninja").exists():
-        subprocess.run(
-            [*cmake, "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"], check=True
-        )
-    subprocess.run([*cmake, "--build", BUILD, "-j", "2", "--target", *BINARIES], check=True)
+    configure = [*cmake, "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"]
+    BUILD.mkdir(exist_ok=True)
+    with open(BUILD / "cpp_tests.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers want the same binaries
+        if not (BUILD / "build.ninja").exists():
+            subprocess.run(configure, check=True)
+        subprocess.run([*cmake, "--build", BUILD, "-j", "2", "--target", *BINARIES], check=True)
     return BUILD / "tests" / "cpp"
 
 

@@ -12,6 +12,7 @@ imported before the first npu graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -119,11 +120,27 @@ def _called_on_npu(code: Any) -> Callable[[list[Any]], Sequence[Any]]:
         tensors = [a for a in given if isinstance(a, Tensor)]
         layout = [None if isinstance(a, Tensor) else a for a in given]
         places: list[Any] = []
-        results = iter(run(tensors, number, _Call(layout, places).number))
-        return [next(results) if place is None else place[0] for place in places]
+        sources = [*tensors, *run(tensors, number, _Call(layout, places).number)]
+        return [place.view_of(sources) if isinstance(place, _Place) else place for place in places]
 
     setattr(call, "_boxed_call", True)  # noqa: B010  AOTAutograd then hands over a list that it no longer needs
     return call
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a result lies: in the memory of an argument of the operator, or of one of its results."""
+
+    source: int  # among the arguments and, behind them, the results
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def view_of(self, sources: list[Tensor]) -> Tensor:
+        base = sources[self.source]
+        if (base.size(), base.stride(), base.storage_offset()) == (self.size, self.stride, self.offset):
+            return base
+        return base.as_strided(self.size, self.stride, self.offset)
 
 
 class _Call:
@@ -133,15 +150,25 @@ class _Call:
 
     def __init__(self, layout: list[Any], places: list[Any]) -> None:
         self.layout = layout  # None where a tensor belongs
-        self.places = places  # filled by the call: None for a tensor, else a tuple of the value
+        self.places = places  # filled by the call: a _Place for a tensor, else the value itself
         self.number = id(self)
         self.waiting[self.number] = self
 
     def run(self, code: Any, tensors: list[Tensor]) -> list[Tensor]:
+        """The results with memory of their own: an operator must return neither its arguments nor views of them."""
         rest = iter(tensors)
         results = code([next(rest) if a is None else a for a in self.layout])
-        self.places += [None if isinstance(r, Tensor) else (r,) for r in results]
-        return [r for r in results if isinstance(r, Tensor)]
+        sources = list(tensors)
+        known = {(t.untyped_storage()._cdata, t.dtype): i for i, t in enumerate(tensors)}
+        for r in results:
+            if not isinstance(r, Tensor):
+                self.places.append(r)
+                continue
+            source = known.setdefault((r.untyped_storage()._cdata, r.dtype), len(sources))
+            if source == len(sources):
+                sources.append(r)
+            self.places.append(_Place(source, r.size(), r.stride(), int(r.storage_offset())))
+        return sources[len(tensors) :]
 
 
 def _operator() -> Callable[[list[Tensor], int, int], list[Tensor]]:
