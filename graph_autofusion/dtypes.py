@@ -24,11 +24,6 @@ class DType(Enum):
     BOOL = "bool"
 
     @property
-    def size(self) -> int:
-        """Bytes of one element."""
-        return _SIZE[self]
-
-    @property
     def compute(self) -> DType:
         """The type of a value that was loaded from elements of this type."""
         return DType.F32 if self in (DType.F16, DType.BF16) else self
@@ -42,11 +37,6 @@ class DType(Enum):
         """Integers, without bool."""
         return not self.is_float and self is not DType.BOOL
 
-
-_SIZE = {
-    DType.F64: 8, DType.F32: 4, DType.F16: 2, DType.BF16: 2,
-    DType.I64: 8, DType.I32: 4, DType.I16: 2, DType.I8: 1, DType.U8: 1, DType.BOOL: 1,
-}  # fmt: skip
 
 F64, F32, F16, BF16 = DType.F64, DType.F32, DType.F16, DType.BF16
 I64, I32, I16, I8, U8, BOOL = DType.I64, DType.I32, DType.I16, DType.I8, DType.U8, DType.BOOL

@@ -16,8 +16,8 @@ from graph_autofusion.launch_words import Binding, WordLayout
 from graph_autofusion.program import Number, Parameter, Stride, TileProgram
 from graph_autofusion.schedule import Schedule, schedule
 
-BYTES_PER_BLOCK = 1 << 16
-"""Elements below which a further thread costs more than it saves."""
+POINTS_PER_BLOCK = 1 << 16
+"""Points of the loops below which a further thread costs more than it saves."""
 
 
 class HostKernel:
@@ -51,7 +51,7 @@ class HostKernel:
         points = 1
         for size in sizes:
             points *= size
-        return max(1, min(threads, points // BYTES_PER_BLOCK))
+        return max(1, min(threads, points // POINTS_PER_BLOCK))
 
     def launch(
         self,

@@ -97,10 +97,6 @@ class TileProgram:
     def inputs(self) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if not p.is_output)
 
-    @property
-    def outputs(self) -> tuple[Parameter, ...]:
-        return tuple(p for p in self.parameters if p.is_output)
-
     def is_row(self, node: int) -> bool:
         """Whether the program reduces and the value is the same along all reduced axes."""
         reduced = self.reduced

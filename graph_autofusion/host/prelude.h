@@ -310,13 +310,8 @@ INLINE F exp_(F x) {
   x = select(x < -104, splat(-104.0f), x);
   x = select(x > 89, splat(89.0f), x);
   const F n = nearest(x * 1.44269504f);
-  // exp(r) = 1 + r + r^2 p(r), r = high - low; what 1 + high loses is carried along.
-  const F high = x - n * 0.693359375f;
-  const F low = n * -2.12194440e-4f;
-  const F r = high - low;
-  const F sum = high + 1;
-  const F lost = high - (sum - 1);
-  return scale(sum + (lost + (polynomial(r, terms) * (r * r) - low)), n);
+  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  return scale(polynomial(r, terms) * (r * r) + r + 1, n);
 }
 INLINE F log_(F x) {
   // (log((1+s)/(1-s)) - 2s) / s^3 in s^2, |s| <= 0.1716; 2e-11
@@ -653,3 +648,26 @@ INLINE V fold_rows(V (&v)[lanes], Combine combine) {
   }
   return v[0];
 }
+
+/// A row's value by which its elements are divided: the product with its inverse, corrected by what that
+/// leaves over, is the quotient bit by bit. Where it could overflow, and without fused multiply-add, it is a
+/// division.
+template <class V>
+struct Divisor {
+  V value, inverse;
+  bool plain;
+  __attribute__((always_inline)) explicit Divisor(V v) : value(v), inverse(1 / v) {
+#if defined(__FMA__)
+    const auto magnitude = v[0] < 0 ? -v[0] : v[0];
+    plain = magnitude > 0x1p-60f && magnitude < 0x1p60f;
+#else
+    plain = false;
+#endif
+  }
+  __attribute__((always_inline)) V divide(V x) const {
+    if (!plain) return x / value;
+    const V quotient = x * inverse;
+    const V corrected = quotient + (x - quotient * value) * inverse;
+    return select(mask((abs_(quotient) < __builtin_inff()) & (quotient != 0)), corrected, quotient);
+  }
+};

@@ -296,6 +296,10 @@ class _HostPrinter:
             self.put(f"{self._vector(r)} a{r}[{size}];")
             self.put(f"for (auto& a : a{r}) a = {self._identity(r)};")
         loops = self.schedule.loop_axes()
+        for i in phase.tiles:
+            if self._divides_by_row(i):
+                divisor = self.program.nodes[i].args[1]
+                self.put(f"const Divisor<{self._vector(divisor)}> d{i}({self._name(divisor)});")
         arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)
         self.open(f"const auto phase{number} = [&]({arguments}) __attribute__((always_inline))")
         self._body(phase)
@@ -382,8 +386,16 @@ class _HostPrinter:
         wrap = _WRAP.get(self.program.nodes[node].dtype)
         return f"{wrap}({expression})" if wrap else expression
 
+    def _divides_by_row(self, i: int) -> bool:
+        """Whether all elements of a row are divided by one number (in the lanes of which it lies equal)."""
+        node = self.program.nodes[i]
+        row = node.op == "div" and self.schedule.lanes_reduced and self.program.is_row(node.args[1])
+        return row and not self.program.is_row(i) and self.schedule.row_axis is None
+
     def _expression(self, i: int) -> str:
         node = self.program.nodes[i]
+        if self._divides_by_row(i):
+            return f"d{i}.divide({self._name(node.args[0])})"
         if node.op == "load":
             return self._load(node)
         if node.op == "scalar":

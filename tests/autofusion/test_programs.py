@@ -178,3 +178,18 @@ def test_one_kernel_serves_all_shapes() -> None:
 def test_refusals(build: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(TileBuilder("refused"))
+
+
+@pytest.mark.parametrize("divisor", [3.0, -0.7, 1e-30, 1e30, 0.0, np.inf, np.nan, 1e-40])
+def test_a_row_divided_by_its_number_has_the_bits_of_a_division(divisor: float) -> None:
+    t = TileBuilder("divide_by_row", axes=("row",), reduced=("col",))
+    x, by = t.load("x", F32), t.load("by", F32, (Stride.ONE, Stride.ZERO))
+    t.store("out", x / by, F32)
+    t.store("sum", x.sum(), F32, (Stride.ONE, Stride.ZERO))
+    special = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-38])
+    random = np.random.default_rng(0).normal(size=300).astype(np.float32)
+    a, b = np.concatenate([special, random])[None], np.float32([[divisor]])
+    out = HostKernel(t.build()).run_arrays(a.shape, {"x": a, "by": b})["out"]
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(out, a / b)
+        np.testing.assert_array_equal(np.signbit(out[out == 0]), np.signbit((a / b)[out == 0]))
