@@ -149,6 +149,23 @@ void a_freed_block_is_reused_on_its_stream_only() {
   pool.free(same);
 }
 
+void the_block_freed_last_joins_its_neighbours() {
+  FakeDriver driver;
+  DevicePool pool(0, driver);
+  Block* first = pool.allocate(512, nullptr);
+  Block* second = pool.allocate(512, nullptr);
+  void* ptr = second->ptr;
+  pool.free(second);
+  second = pool.allocate(300, nullptr);  // the same block of 512 B
+  EXPECT(second->ptr == ptr && pool.stats().inactive_split_bytes[0].current == 2 * kMiB - 1024);
+  pool.free(second);
+  pool.free(first);
+  EXPECT(pool.stats().inactive_split[0].current == 0 && pool.snapshot()[0].blocks.size() == 1);
+  first = pool.allocate(512, nullptr);
+  pool.free(first);
+  EXPECT(pool.allocate(1024, nullptr)->ptr == first->ptr && driver.used() == 2 * kMiB);
+}
+
 void record_stream_delays_reuse() {
   FakeDriver driver;
   DevicePool pool(0, driver);
@@ -344,7 +361,7 @@ void output_of_a_cpu_kernel_is_adopted() {
   global_driver().real_memory = true;
   NPUCachingAllocator& allocator = caching_allocator();
   auto host = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 64,
-                                                    allocate_for_host(64), nullptr, false);
+                                                    allocate_for_host(64, 0, nullptr), nullptr, false);
   void* ptr = host->mutable_data();
   c10::StorageImpl* impl = host.get();
   c10::DataPtr data = adopt_host_storage(std::move(host)).value();
@@ -353,8 +370,8 @@ void output_of_a_cpu_kernel_is_adopted() {
   data.clear();
   EXPECT(allocator.getDeviceStats(0).allocation[0].current == 0);
 
-  host = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 64, allocate_for_host(64),
-                                               nullptr, false);
+  host = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 64,
+                                               allocate_for_host(64, 0, nullptr), nullptr, false);
   host.reset();  // an output that is not adopted gives its block back
   EXPECT(allocator.getDeviceStats(0).allocation[0].current == 0);
 }
@@ -424,6 +441,7 @@ const Tests tests = {
     TEST(sizes_are_those_of_cuda),
     TEST(tail_padding_is_part_of_the_block),
     TEST(a_freed_block_is_reused_on_its_stream_only),
+    TEST(the_block_freed_last_joins_its_neighbours),
     TEST(record_stream_delays_reuse),
     TEST(empty_cache_waits_for_recorded_streams),
     TEST(out_of_memory_leaves_the_pool_usable),

@@ -56,15 +56,21 @@ Block* DevicePool::allocate(size_t nbytes, StreamHandle stream) {
   const bool is_small = size <= kSmallMax;
   ++arena.allocations;
   StreamPool& pool = arena.pool_of(stream);
-  Block* block = take_free_block(pool, size, is_small);
-  if (block) [[likely]] {
-    ++arena.hits;
+  Block* block = take_latest(pool, size);
+  if (!block) {
+    settle();
+    block = take_free_block(pool, size, is_small);
+    if (block) [[likely]] {
+      ++arena.hits;
+    } else {
+      block = allocate_segment_or_reclaim(pool, size, is_small);
+      if (!block) block = borrow_from_private_pool(stream, size, is_small);
+      if (!block) raise_out_of_memory(lock, nbytes, arena);
+    }
+    split(block, size);
   } else {
-    block = allocate_segment_or_reclaim(pool, size, is_small);
-    if (!block) block = borrow_from_private_pool(stream, size, is_small);
-    if (!block) raise_out_of_memory(lock, nbytes, arena);
+    ++arena.hits;
   }
-  split(block, size);
 
   block->allocated = true;
   block->requested_size = nbytes;
@@ -82,6 +88,21 @@ Block* DevicePool::allocate(size_t nbytes, StreamHandle stream) {
   }
   report_to_profiler(block, static_cast<int64_t>(block->size));
   return block;
+}
+
+/// The block freed last, if it has the size and, joined with its free neighbours, would be the best fit; else
+/// null.
+Block* DevicePool::take_latest(const StreamPool& pool, size_t size) {
+  if (!latest_ || latest_->size != size || latest_->pool != &pool) return nullptr;
+  size_t joined_size = size;
+  const Block* best = pool.small.best_fit(size);
+  for (const Block* neighbour : {latest_->prev, latest_->next}) {
+    if (!latest_->adjoins(neighbour) || !neighbour->is_free()) continue;
+    joined_size += neighbour->size;
+    if (neighbour == best) best = nullptr;
+  }
+  if (best && best->size < joined_size) return nullptr;
+  return std::exchange(latest_, nullptr);
 }
 
 /// Removes the best fit from the free blocks; null if there is none that may serve the request.
@@ -152,6 +173,7 @@ void DevicePool::free(Block* block) {
   History::Context context = history_.gather(Level::ALL);
   std::lock_guard lock(mutex_);
   context_ = std::move(context);
+  settle();  // while the block still counts as allocated: it may be a neighbour
   record(Action::FREE_REQUESTED, block, block->requested_size);
   report_to_profiler(block, -static_cast<int64_t>(block->size));
   block->allocated = false;
@@ -162,7 +184,13 @@ void DevicePool::free(Block* block) {
   if (block->size >= settings().max_split_size) stats_.oversize_allocations.decrease(1);
 
   if (block->stream_uses.empty()) [[likely]] {
-    if (block->pending_events == 0) put_back(block);
+    if (block->pending_events > 0) return;
+    end_use(block);
+    if (block->is_small && block->pool->arena.is_cached) {
+      latest_ = block;
+    } else {
+      rejoin(block);
+    }
   } else if (captures_ > 0) {
     freed_in_capture_.push_back(block);
   } else {
@@ -185,17 +213,39 @@ void DevicePool::record_stream(Block* block, StreamHandle stream) {
   if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
 }
 
-/// Makes a block free that no stream uses any more, joined with its free neighbours.
-void DevicePool::put_back(Block* block) {
+/// Counts a block as free that no stream uses any more.
+void DevicePool::end_use(Block* block) {
   const size_t index = index_of(block);
-  const size_t size = block->size;
   record(Action::FREE_COMPLETED, block, block->requested_size);
   block->context.reset();
   decrease(stats_.active, index, 1);
-  decrease(stats_.active_bytes, index, size);
+  decrease(stats_.active_bytes, index, block->size);
   decrease(stats_.requested_bytes, index, block->requested_size);
   block->requested_size = 0;
+  block->idle_since = allocation_count_;
+}
 
+/// Makes a block free that no stream uses any more. The pool is settled.
+void DevicePool::put_back(Block* block) {
+  end_use(block);
+  rejoin(block);
+}
+
+/// Does what free() left undone.
+void DevicePool::settle() {
+  if (latest_) rejoin(std::exchange(latest_, nullptr));
+}
+
+std::unique_lock<std::mutex> DevicePool::lock_settled() {
+  std::unique_lock lock(mutex_);
+  settle();
+  return lock;
+}
+
+/// Joins a free block with its free neighbours and puts it into the list of such blocks.
+void DevicePool::rejoin(Block* block) {
+  const size_t index = index_of(block);
+  const uint64_t idle_since = block->idle_since;
   int64_t inactive_blocks = 0;
   int64_t inactive_bytes = 0;
   for (Block* neighbour : {block->prev, block->next}) {
@@ -215,7 +265,7 @@ void DevicePool::put_back(Block* block) {
   };
   change(stats_.inactive_split, inactive_blocks);
   change(stats_.inactive_split_bytes, inactive_bytes);
-  block->idle_since = allocation_count_;
+  block->idle_since = idle_since;
   if (block->pool->arena.is_cached) [[likely]] {
     insert_free(block);
   } else {
@@ -253,6 +303,7 @@ void DevicePool::remove_free(Block* block) {
 
 /// Puts back the blocks whose last event has completed. Events of one stream complete in order.
 void DevicePool::reclaim_completed() {
+  settle();
   for (auto stream = pending_.begin(); stream != pending_.end();) {
     PendingEvents& events = stream->second;
     while (!events.empty() && driver_.event_completed(events.front().first)) {

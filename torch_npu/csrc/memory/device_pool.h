@@ -120,7 +120,12 @@ class DevicePool {
   size_t round_size(size_t nbytes) const;
   size_t limit();
 
+  /// The lock, with every free block in its list. Everything but allocate(), free() and what does not look at
+  /// free blocks begins with it.
+  std::unique_lock<std::mutex> lock_settled();
+
   Block* take_free_block(StreamPool& pool, size_t size, bool is_small);
+  Block* take_latest(const StreamPool& pool, size_t size);
   Block* allocate_segment(StreamPool& pool, size_t size, bool is_small);
   Block* new_segment(StreamPool& pool, void* ptr, size_t size, bool is_small);
   Block* allocate_segment_or_reclaim(StreamPool& pool, size_t size, bool is_small);
@@ -150,7 +155,10 @@ class DevicePool {
   Block* cut(Block* block, size_t size);
   void count_inactive(Block* block, bool add);
   void count_reserved(const Block* block, bool add);
+  void end_use(Block* block);
   void put_back(Block* block);
+  void rejoin(Block* block);
+  void settle();
   Block* join(Block* low, Block* high);
   void insert_free(Block* block);
   void remove_free(Block* block);
@@ -180,6 +188,9 @@ class DevicePool {
   std::vector<Block*> freed_in_capture_;           // those that other streams use
   std::map<const void*, Segment> segments_;        // by address
   std::unordered_map<StreamHandle, PendingEvents> pending_;
+  // The small block freed last, in no free list yet and not joined with its neighbours: mostly the next
+  // allocation has its size (the result of the operator that ran before) and takes it as it is.
+  Block* latest_ = nullptr;
   std::deque<Block> block_storage_;
   std::vector<Block*> unused_blocks_;
 

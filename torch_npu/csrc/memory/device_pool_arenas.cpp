@@ -50,7 +50,7 @@ void DevicePool::begin_allocate_to_pool(c10::MempoolId_t id, PoolFilter filter) 
 }
 
 void DevicePool::end_allocate_to_pool(c10::MempoolId_t id) {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   const auto thread = std::this_thread::get_id();
   auto last = [&](auto matches) { return std::find_if(routes_.rbegin(), routes_.rend(), matches); };
   auto found = last([&](const Route& r) { return r.arena->id == id && r.thread == thread; });
@@ -62,7 +62,7 @@ void DevicePool::end_allocate_to_pool(c10::MempoolId_t id) {
 }
 
 void DevicePool::release_pool(c10::MempoolId_t id) {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   Arena& arena = private_arena(id, "release_pool");
   TORCH_CHECK(arena.use_count > 0, "release_pool: memory pool (", id.first, ", ", id.second,
               ") has no user left; it is released more often than it was taken");
@@ -121,7 +121,7 @@ bool DevicePool::pin_unless_in(c10::MempoolId_t id, Block* block) {
 }
 
 void DevicePool::unpin(Block* block) {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   if (--block->pending_events == 0 && !block->allocated && block->stream_uses.empty()) put_back(block);
 }
 

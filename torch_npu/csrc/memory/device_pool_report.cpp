@@ -44,7 +44,7 @@ void DevicePool::report_to_profiler(const Block* block, int64_t change) const {
 // ---- questions ----
 
 DeviceStats DevicePool::stats() {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   DeviceStats stats = stats_;
   const size_t max_split = settings().max_split_size;
   stats.max_split_size =
@@ -53,14 +53,14 @@ DeviceStats DevicePool::stats() {
 }
 
 void DevicePool::reset_accumulated_stats() {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   for_each_stat(stats_, [](Stat& stat) { stat.reset_accumulated(); });
   stats_.num_alloc_retries = stats_.num_ooms = stats_.num_sync_all_streams = 0;
   stats_.num_device_alloc = stats_.num_device_free = 0;
 }
 
 void DevicePool::reset_peak_stats() {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   for_each_stat(stats_, [](Stat& stat) { stat.reset_peak(); });
   for (Arena* arena : arenas()) arena->allocated_bytes.reset_peak();
   auto& of_pools = stats_.reserved_bytes_by_private_pools;
@@ -118,7 +118,7 @@ void add_block(SegmentInfo& segment, const Block* block) {
 }  // namespace
 
 std::vector<SegmentInfo> DevicePool::snapshot(c10::MempoolId_t id) {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   history_.record(Action::SNAPSHOT, device_, nullptr, 0, nullptr, id, nullptr);
   std::vector<SegmentInfo> result;
   for (const auto& [address, segment] : segments_) {

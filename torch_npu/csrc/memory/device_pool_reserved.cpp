@@ -26,7 +26,7 @@ Arena& DevicePool::reserved_arena(c10::MempoolId_t id) {
 
 void DevicePool::open_reserved_pool(c10::MempoolId_t id, size_t size, bool map_all) {
   retain_pool(id);
-  std::unique_lock lock(mutex_);
+  auto lock = lock_settled();
   Arena& arena = private_arena(id, "VMMemoryPool");
   try {
     size = round_up(size, kPage);
@@ -63,7 +63,7 @@ void DevicePool::set_default_pool(c10::MempoolId_t id, bool is_default) {
 }
 
 void DevicePool::close_reserved_pool(c10::MempoolId_t id) {
-  std::unique_lock lock(mutex_);
+  auto lock = lock_settled();
   Arena& arena = reserved_arena(id);
   TORCH_CHECK(captures_ == 0, "VMMemoryPool.close: a graph is being captured; close the pool afterwards");
   reclaim_all();
@@ -108,7 +108,7 @@ PoolUsage DevicePool::usage_of(const Arena& arena) {
 }
 
 PoolUsage DevicePool::reserved_pool_usage(c10::MempoolId_t id) {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   return usage_of(reserved_arena(id));
 }
 

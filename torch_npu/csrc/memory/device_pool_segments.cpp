@@ -125,7 +125,7 @@ bool DevicePool::release_oversize(StreamPool& pool, size_t size) {
 
 void DevicePool::empty_cache(c10::MempoolId_t id) {
   History::Context context = history_.gather(Level::ALL);
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_settled();
   context_ = std::move(context);
   if (captures_ > 0) return;
   if (id == kDefaultPool) {
