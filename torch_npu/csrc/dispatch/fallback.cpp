@@ -81,20 +81,48 @@ struct Survey {
   int64_t bytes = 0;
   bool has_host_tensor = false;
 
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (tensor.is_privateuseone()) {
+      if (dtype == c10::ScalarType::Undefined) dtype = tensor.scalar_type();
+      if (device < 0) device = tensor.device().index();
+      if (is_dense(tensor)) bytes += static_cast<int64_t>(tensor.nbytes());
+    } else if (tensor.is_cpu() && tensor.dim() > 0) {
+      has_host_tensor = true;
+    }
+  }
   void add(const c10::IValue& value) {
     if (value.isDevice() && value.toDevice().is_privateuseone() && device < 0)
       device = value.toDevice().index();
-    for_each_tensor(value, [this](const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
-      if (tensor.is_privateuseone()) {
-        if (dtype == c10::ScalarType::Undefined) dtype = tensor.scalar_type();
-        if (device < 0) device = tensor.device().index();
-        if (is_dense(tensor)) bytes += static_cast<int64_t>(tensor.nbytes());
-      } else if (tensor.is_cpu() && tensor.dim() > 0) {
-        has_host_tensor = true;
-      }
-    });
+    for_each_tensor(value, [this](const at::Tensor& tensor) { add(tensor); });
   }
+
+  void require_one_device(const c10::OperatorHandle& op) const {
+    TORCH_CHECK(!has_host_tensor || dtype == c10::ScalarType::Undefined,
+                "Expected all tensors to be on the same device, but found at least two devices, npu:",
+                static_cast<int>(std::max<c10::DeviceIndex>(device, 0)),
+                " and cpu! (when checking arguments of ", op.schema().name(), ")");
+  }
+};
+
+/// A call while it runs: on the device of its arguments, and with a line in the ledger.
+class RunningCall {
+ public:
+  RunningCall(FallbackRecord& record, const Survey& survey)
+      : counter(record.enter(survey.dtype)), on_(survey.device), bytes_(survey.bytes) {}
+  RunningCall(const RunningCall&) = delete;
+  ~RunningCall() {
+    counter.bytes.fetch_add(bytes_, std::memory_order_relaxed);
+    counter.ticks.fetch_add(static_cast<int64_t>(c10::getApproximateTime() - started_),
+                            std::memory_order_relaxed);
+  }
+
+  FallbackCounter& counter;
+
+ private:
+  decltype(c10::getApproximateTime()) started_ = c10::getApproximateTime();
+  const DeviceSwitch on_;
+  const int64_t bytes_;
 };
 
 /// An argument as the CPU kernel wants it.
@@ -147,16 +175,42 @@ FallbackKernel::FallbackKernel(const c10::OperatorHandle& op)
 
 void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                                 torch::jit::Stack* stack) {
-  const auto started = c10::getApproximateTime();
-  const size_t count = op.schema().arguments().size();
   Survey survey;
-  for (const auto& value : torch::jit::last(*stack, count)) survey.add(value);
-  TORCH_CHECK(!survey.has_host_tensor || mixes_devices_ || survey.dtype == c10::ScalarType::Undefined,
-              "Expected all tensors to be on the same device, but found at least two devices, npu:",
-              static_cast<int>(std::max<c10::DeviceIndex>(survey.device, 0)),
-              " and cpu! (when checking arguments of ", op.schema().name(), ")");
-  FallbackCounter& counter = record_->enter(survey.dtype);
-  const DeviceSwitch on(survey.device);
+  for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) survey.add(value);
+  if (!mixes_devices_) survey.require_one_device(op);
+  const RunningCall running(*record_, survey);
+  run(op, keys, stack, running.counter, survey.bytes);
+}
+
+template <class... Tensors>
+at::Tensor FallbackKernel::call(const c10::TypedOperatorHandle<at::Tensor(Tensors...)>& op,
+                                c10::DispatchKeySet keys, const Tensors&... arguments) {
+  Survey survey;
+  (survey.add(arguments), ...);
+  if (!mixes_devices_) survey.require_one_device(op);
+  const RunningCall running(*record_, survey);
+  const c10::DeviceIndex device = survey.device;
+  if (graph::current_recording(device) != nullptr || !device_memory_is_host_accessible()) [[unlikely]] {
+    torch::jit::Stack stack{arguments...};
+    run(op, keys, &stack, running.counter, survey.bytes);
+    return std::move(stack.back()).toTensor();
+  }
+  const aclrtStream stream = device::current_stream_handle(device);
+  cann::api().aclrtSynchronizeStream.checked(stream);
+  HostCall call(several_results_);
+  at::Tensor result;
+  {
+    const HostAllocationsFromPool pooled(device, stream);
+    result = op.redispatch(host_keys(keys), call.argument(arguments)...);
+  }
+  result = call.result(std::move(result));
+  if (call.copied_bytes() > 0)
+    running.counter.copied.fetch_add(call.copied_bytes(), std::memory_order_relaxed);
+  return result;
+}
+
+void FallbackKernel::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+                         FallbackCounter& counter, int64_t bytes) {
   const auto device = device::current_device();
   if (graph::current_recording(device) != nullptr) [[unlikely]]
     return record_fallback(op, stack, device);
@@ -166,11 +220,8 @@ void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeyS
     run_on_views(op, host_keys(keys), stack, counter);
   } else {
     run_on_copies(op, stack);
-    counter.copied.fetch_add(survey.bytes, std::memory_order_relaxed);
+    counter.copied.fetch_add(bytes, std::memory_order_relaxed);
   }
-  counter.bytes.fetch_add(survey.bytes, std::memory_order_relaxed);
-  counter.ticks.fetch_add(static_cast<int64_t>(c10::getApproximateTime() - started),
-                          std::memory_order_relaxed);
 }
 
 void FallbackKernel::run_on_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -181,7 +232,7 @@ void FallbackKernel::run_on_views(const c10::OperatorHandle& op, c10::DispatchKe
   HostCall call(several_results_);
   {
     // Holds while the views are made, too: a view keeps the allocator that its storage grows with.
-    const HostAllocationsFromPool pooled;
+    const HostAllocationsFromPool pooled(device, device::current_stream_handle(device));
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       auto& value = (*stack)[first + i];
       if (value.isTensor() && !value.toTensor().defined()) continue;
@@ -238,6 +289,44 @@ bool is_host_composite(const c10::OperatorName& name) {
          kHostComposites.end();
 }
 
+/// The kernel of an operator that takes only tensors and returns a new one.
+template <class... Tensors>
+class UnboxedFallback final : public c10::OperatorKernel {
+ public:
+  explicit UnboxedFallback(const c10::OperatorHandle& op)
+      : kernel_(op), op_(op.typed<at::Tensor(Tensors...)>()) {}
+  at::Tensor operator()(c10::DispatchKeySet keys, Tensors... arguments) {
+    return kernel_.call<Tensors...>(op_, keys, arguments...);
+  }
+
+ private:
+  FallbackKernel kernel_;
+  const c10::TypedOperatorHandle<at::Tensor(Tensors...)> op_;
+};
+
+bool is_new_tensor_of_tensors(const c10::FunctionSchema& schema) {
+  const auto is_plain = [](const c10::Argument& a) {
+    return a.alias_info() == nullptr && a.type()->kind() == c10::TypeKind::TensorType;
+  };
+  return schema.returns().size() == 1 && is_plain(schema.returns()[0]) &&
+         std::all_of(schema.arguments().begin(), schema.arguments().end(), is_plain);
+}
+
+template <class... Tensors>
+c10::KernelFunction make_unboxed_fallback(const c10::OperatorHandle& op) {
+  using Kernel = UnboxedFallback<Tensors...>;
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(op));
+}
+
+c10::KernelFunction make_fallback(const c10::OperatorHandle& op) {
+  using Tensor = const at::Tensor&;
+  if (is_new_tensor_of_tensors(op.schema())) {
+    if (op.schema().arguments().size() == 1) return make_unboxed_fallback<Tensor>(op);
+    if (op.schema().arguments().size() == 2) return make_unboxed_fallback<Tensor, Tensor>(op);
+  }
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>(op));
+}
+
 /// Dense operators that return views keep PyTorch's own kernels: the view must share the npu storage.
 bool returns_view(const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
@@ -261,9 +350,8 @@ void register_fallbacks() {
       const bool dense = npu == c10::DispatchKey::PrivateUse1;
       if (!op->hasKernelForDispatchKey(host) && !(dense && is_host_composite(name))) continue;
       if (dense && returns_view(op->schema())) continue;
-      registrations.push_back(dispatcher.registerImpl(
-          name, npu, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>(*op)),
-          std::nullopt, nullptr, "torch_npu CPU fallback"));
+      registrations.push_back(dispatcher.registerImpl(name, npu, make_fallback(*op), std::nullopt, nullptr,
+                                                      "torch_npu CPU fallback"));
     }
   }
 }

@@ -22,7 +22,14 @@ class FallbackKernel final : public c10::OperatorKernel {
   explicit FallbackKernel(const c10::OperatorHandle& op);
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+  /// The same without boxing, for operators that take only tensors and return a new one.
+  template <class... Tensors>
+  at::Tensor call(const c10::TypedOperatorHandle<at::Tensor(Tensors...)>& op, c10::DispatchKeySet keys,
+                  const Tensors&... arguments);
+
  private:
+  void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+           FallbackCounter& counter, int64_t bytes);
   void run_on_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack,
                     FallbackCounter& counter);
   void run_on_copies(const c10::OperatorHandle& op, torch::jit::Stack* stack);

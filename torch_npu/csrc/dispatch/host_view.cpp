@@ -52,14 +52,15 @@ c10::Storage host_storage(const at::Tensor& npu) {
   return unowned_host_storage(storage);
 }
 
-thread_local int t_pooled_allocations = 0;
+constinit thread_local const HostAllocationsFromPool* t_pooled_allocations = nullptr;
 
 /// The CPU allocator of the process: npu memory inside HostAllocationsFromPool, else what was there before.
 class PoolingCpuAllocator final : public c10::Allocator {
  public:
   explicit PoolingCpuAllocator(c10::Allocator* next) { next_ = next; }
   c10::DataPtr allocate(size_t bytes) override {
-    return t_pooled_allocations > 0 ? memory::allocate_for_host(bytes) : next_->allocate(bytes);
+    const HostAllocationsFromPool* pooled = t_pooled_allocations;
+    return pooled ? pooled->allocate(bytes) : next_->allocate(bytes);
   }
   // For memory that was allocated without a DataPtr, inside or outside a fallback.
   c10::DeleterFnPtr raw_deleter() const override { return &delete_raw; }
@@ -99,8 +100,13 @@ c10::Storage unowned_host_storage(const c10::Storage& npu) {
       /*resizable=*/npu.resizable()));
 }
 
-HostAllocationsFromPool::HostAllocationsFromPool() { ++t_pooled_allocations; }
-HostAllocationsFromPool::~HostAllocationsFromPool() { --t_pooled_allocations; }
+HostAllocationsFromPool::HostAllocationsFromPool(c10::DeviceIndex device, aclrtStream stream)
+    : device_(device), stream_(stream), outer_(std::exchange(t_pooled_allocations, this)) {}
+HostAllocationsFromPool::~HostAllocationsFromPool() { t_pooled_allocations = outer_; }
+
+c10::DataPtr HostAllocationsFromPool::allocate(size_t bytes) const {
+  return memory::allocate_for_host(bytes, device_, stream_);
+}
 
 at::Tensor host_view(const at::Tensor& npu) { return host_view(npu, host_storage(npu)); }
 

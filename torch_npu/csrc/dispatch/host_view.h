@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "cann/acl.h"
+
 namespace torch_npu {
 
 /// Whether the host may read and write device memory through its address. Known once a CANN is loaded.
@@ -61,14 +63,21 @@ class HostCall {
 /// cann_host's own tells allocations apart by who asks and therefore must be asked first.
 void install_cpu_allocator();
 
-/// While it lives, memory that ATen allocates on the CPU in this thread comes from the npu pool, so that
+/// While it lives, memory that ATen allocates on the CPU in this thread comes from a device's pool, so that
 /// results can be taken over without a copy.
 class HostAllocationsFromPool {
  public:
-  HostAllocationsFromPool();
+  HostAllocationsFromPool(c10::DeviceIndex device, aclrtStream stream);
   ~HostAllocationsFromPool();
   HostAllocationsFromPool(const HostAllocationsFromPool&) = delete;
   HostAllocationsFromPool& operator=(const HostAllocationsFromPool&) = delete;
+
+  c10::DataPtr allocate(size_t bytes) const;
+
+ private:
+  const c10::DeviceIndex device_;
+  const aclrtStream stream_;
+  const HostAllocationsFromPool* const outer_;
 };
 
 }  // namespace torch_npu

@@ -96,8 +96,6 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   /// The recorded events of each device, oldest first.
   std::vector<std::vector<History::Event>> history();
 
-  Driver& driver() const { return driver_; }
-
  private:
   static constexpr c10::DeviceIndex kMaxDevices = 64;
 

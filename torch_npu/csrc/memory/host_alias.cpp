@@ -78,12 +78,9 @@ StoragePtr host_alias(Block& block, size_t nbytes) {
   return StoragePtr::reclaim_copy(alias);
 }
 
-c10::DataPtr allocate_for_host(size_t nbytes) {
+c10::DataPtr allocate_for_host(size_t nbytes, c10::DeviceIndex device, StreamHandle stream) {
   if (nbytes == 0) return {nullptr, kCPU};
-  NPUCachingAllocator& allocator = caching_allocator();
-  Driver& driver = allocator.driver();
-  const c10::DeviceIndex device = driver.current_device();
-  Block* block = allocator.allocate_block(nbytes, device, driver.current_stream(device));
+  Block* block = caching_allocator().allocate_block(nbytes, device, stream);
   host_owned().add(block);
   return {block->ptr, block->ptr, &release_address, kCPU};
 }

@@ -19,8 +19,8 @@ namespace torch_npu::memory {
 /// from several threads.
 c10::intrusive_ptr<c10::StorageImpl> host_alias(Block& block, size_t nbytes);
 
-/// A CPU DataPtr that owns a new npu block on the current device and stream: the output of a CPU kernel.
-c10::DataPtr allocate_for_host(size_t nbytes);
+/// A CPU DataPtr that owns a new npu block: the output of a CPU kernel.
+c10::DataPtr allocate_for_host(size_t nbytes, c10::DeviceIndex device, StreamHandle stream);
 
 /// Frees memory of allocate_for_host() by its address; false if it is not (any more) such memory.
 bool free_for_host(void* ptr);
