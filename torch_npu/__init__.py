@@ -14,6 +14,7 @@ def _autoload() -> None:
     """
 
 
+import os  # noqa: E402
 import warnings  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -36,6 +37,11 @@ else:
     register(npu)
     from torch_npu import ops, optim  # noqa: F401
     from torch_npu.ops import npu_fusion_attention  # noqa: F401
+
+    if os.environ.get("TORCH_NPU_SANITIZER") == "1":
+        from torch_npu.npu._sanitizer import enable_npu_sanitizer
+
+        enable_npu_sanitizer()
 
 
 def cann_info() -> dict[str, Any]:
@@ -77,6 +83,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("torch_npu")
+    if name == "check_races" and _load_error is None:  # few programs need it
+        from torch_npu.npu._sanitizer import check_races
+
+        return check_races
     if _load_error is not None and not name.startswith("__"):
         raise ImportError(_load_error)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

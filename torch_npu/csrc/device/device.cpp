@@ -12,6 +12,7 @@
 
 #include "torch_npu/csrc/cann/cann.h"
 #include "torch_npu/csrc/device/thread_state.h"
+#include "torch_npu/csrc/device/trace.h"
 #include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu::device {
@@ -164,6 +165,7 @@ void synchronize(c10::DeviceIndex index) {
                               "the host would have to wait, and nothing runs before the replay", index);
   activate(index);
   cann::api().aclrtSynchronizeDevice.checked();
+  trace(Trace::kDeviceSynchronization);
 }
 
 void synchronize_all() {

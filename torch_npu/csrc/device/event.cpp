@@ -5,6 +5,7 @@
 #include "torch_npu/csrc/cann/cann.h"
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/device/stream.h"
+#include "torch_npu/csrc/device/trace.h"
 
 namespace torch_npu::device {
 
@@ -19,6 +20,7 @@ void record_event(void** event, c10::Stream stream, c10::EventFlag flag) {
     (unlimited ? unlimited : cann::api().aclrtCreateEventWithFlag).checked(event, cann_flag);
   }
   cann::api().aclrtRecordEvent.checked(*event, handle);
+  trace(Trace::kEventRecord, *event, handle);
 }
 
 void block_stream(void* event, c10::Stream stream) {
@@ -26,6 +28,7 @@ void block_stream(void* event, c10::Stream stream) {
   const aclrtStream handle = stream_handle(stream);
   activate(stream.device_index());
   cann::api().aclrtStreamWaitEvent.checked(handle, event);
+  trace(Trace::kEventWait, event, handle);
 }
 
 bool query_event(void* event) {
@@ -40,12 +43,14 @@ void synchronize_event(void* event) {
   if (!event) return;
   activate_any();
   cann::api().aclrtSynchronizeEvent.checked(event);
+  trace(Trace::kEventSynchronization, event);
 }
 
 void destroy_event(void* event, c10::DeviceIndex index) noexcept {
   if (!event || in_bad_fork()) return;
   try {
     activate(index);
+    trace(Trace::kEventDeletion, event);
     cann::api().aclrtDestroyEvent.checked(event);
   } catch (const std::exception& error) {
     TORCH_WARN("could not destroy an npu event: ", error.what());

@@ -9,6 +9,7 @@
 
 #include "torch_npu/csrc/cann/cann.h"
 #include "torch_npu/csrc/device/thread_state.h"
+#include "torch_npu/csrc/device/trace.h"
 #include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu::device {
@@ -161,11 +162,16 @@ bool query_stream(c10::Stream stream) {
   return status == ACL_STREAM_STATUS_COMPLETE;
 }
 
+void synchronize_handle(aclrtStream handle) {
+  cann::api().aclrtSynchronizeStream.checked(handle);
+  trace(Trace::kStreamSynchronization, handle);
+}
+
 void synchronize_stream(c10::Stream stream) {
   const aclrtStream handle = stream_handle(stream);
   activate(stream.device_index());
   graph::require_no_recording_on(handle, "stream.synchronize");
-  cann::api().aclrtSynchronizeStream.checked(handle);
+  synchronize_handle(handle);
 }
 
 bool is_capturing(c10::Stream stream) {

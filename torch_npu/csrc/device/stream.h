@@ -41,6 +41,7 @@ int stream_priority(c10::Stream stream);
 
 bool query_stream(c10::Stream stream);
 void synchronize_stream(c10::Stream stream);
+void synchronize_handle(aclrtStream stream);
 
 /// True while work put on `stream` is recorded into a graph.
 bool is_capturing(c10::Stream stream);

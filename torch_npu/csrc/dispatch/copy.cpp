@@ -48,7 +48,7 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from, bool non_blocking)
                                              : ACL_MEMCPY_DEVICE_TO_HOST;
   cann::api().aclrtMemcpyAsync.checked(to.data_ptr(), to.nbytes(), from.const_data_ptr(), from.nbytes(), kind,
                                        stream);
-  if (!may_return_early) cann::api().aclrtSynchronizeStream.checked(stream);
+  if (!may_return_early) device::synchronize_handle(stream);
 }
 
 /// Whether CANN's copy takes both dtypes; it knows those that have an aclDataType below 34 (no float8, no

@@ -196,7 +196,7 @@ at::Tensor FallbackKernel::call(const c10::TypedOperatorHandle<at::Tensor(Tensor
     return std::move(stack.back()).toTensor();
   }
   const aclrtStream stream = device::current_stream_handle(device);
-  cann::api().aclrtSynchronizeStream.checked(stream);
+  device::synchronize_handle(stream);
   HostCall call(several_results_);
   at::Tensor result;
   {
@@ -215,7 +215,7 @@ void FallbackKernel::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys
   if (graph::current_recording(device) != nullptr) [[unlikely]]
     return record_fallback(op, stack, device);
   // The CPU kernel reads what earlier work on this stream writes.
-  cann::api().aclrtSynchronizeStream.checked(device::current_stream_handle(device));
+  device::synchronize_handle(device::current_stream_handle(device));
   if (device_memory_is_host_accessible()) {
     run_on_views(op, host_keys(keys), stack, counter);
   } else {

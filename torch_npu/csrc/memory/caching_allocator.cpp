@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "torch_npu/csrc/device/trace.h"
 #include "torch_npu/csrc/memory/host_alias.h"
 
 namespace torch_npu::memory {
@@ -70,10 +71,15 @@ c10::DataPtr NPUCachingAllocator::allocate(size_t nbytes) {
 }
 
 Block* NPUCachingAllocator::allocate_block(size_t nbytes, c10::DeviceIndex device, StreamHandle stream) {
-  return device_pool(device).allocate(nbytes, stream);
+  Block* block = device_pool(device).allocate(nbytes, stream);
+  device::trace(device::Trace::kMemoryAllocation, block->ptr);
+  return block;
 }
 
-void NPUCachingAllocator::free_block(Block* block) { device_pool(block->device).free(block); }
+void NPUCachingAllocator::free_block(Block* block) {
+  device::trace(device::Trace::kMemoryDeallocation, block->ptr);
+  device_pool(block->device).free(block);
+}
 
 void delete_block(void* context) {
   auto* block = static_cast<Block*>(context);

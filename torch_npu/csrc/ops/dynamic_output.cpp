@@ -21,7 +21,7 @@ DynamicOutput::DynamicOutput(const char* op, at::Tensor largest)
 
 at::Tensor DynamicOutput::finish() {
   const auto index = tensor_.device().index();
-  cann::api().aclrtSynchronizeStream.checked(device::current_stream_handle(index));
+  device::synchronize_handle(device::current_stream_handle(index));
   int64_t* sizes = nullptr;
   uint64_t rank = 0;
   cann::api().aclGetViewShape.checked(descriptor_, &sizes, &rank);

@@ -12,4 +12,5 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_memory_snapshot(m);
   torch_npu::python::bind_mempool(m);
   torch_npu::python::bind_vm_pool(m);
+  torch_npu::python::bind_trace(m);
 }
