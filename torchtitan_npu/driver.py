@@ -6,8 +6,13 @@ from typing import Any
 
 import torch
 
+import torch_npu._C
+
 # torch.npu, which torch's types do not know.
 npu: Any = torch.get_device_module("npu")
+
+# ModuleState(members, empty).is_unchanged(): whether dictionaries hold what they held, and tensors their memory.
+ModuleState: Any = torch_npu._C._ModuleState
 
 _handles: dict[tuple[int, int], int] = {}
 

@@ -125,7 +125,7 @@ def run(
         reason = why
     if options.strict:
         raise reason
-    _warn(module, str(reason), stacklevel=4)
+    _warn(module, str(reason), stacklevel=5)
     return call(*args, **kwargs)
 
 
@@ -155,7 +155,7 @@ def _replay_or_record(
         sunk.reason = str(why)
         if options.strict:
             raise
-        _warn(module, sunk.reason, stacklevel=5)
+        _warn(module, sunk.reason, stacklevel=6)
     return result
 
 

@@ -1,6 +1,5 @@
 """What of a module a graph depends on, besides the arguments of the call."""
 
-import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
+from torchtitan_npu.driver import ModuleState
 from torchtitan_npu.sinking.reasons import CannotSink
 
 __all__ = ["ModuleWatch", "unchanged_attributes"]
@@ -25,8 +25,8 @@ class ModuleWatch:
     """Tells whether a module still is what it was: the same submodules, parameters and buffers at the same addresses,
     no hooks, and what each submodule's ``training`` is.
 
-    It is asked before every replay, so that the lists are made once and compared in bulk. It keeps parameters and
-    submodules alive, but not the module itself.
+    It is asked before every replay, and therefore compares in native code. It keeps parameters and submodules alive,
+    but not the module itself.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -38,29 +38,15 @@ class ModuleWatch:
             if isinstance(m, torch.jit.ScriptModule):
                 raise CannotSink("it is a TorchScript module")
         members = [getattr(m, name) for m in modules for name in _MEMBERS]
-        self._members = [d for d in members if d]
-        self._values = self._current_values()
-        # Filling one of these changes what a call does.
-        self._expected_empty = [getattr(m, name) for m in modules for name in _HOOKS] + [d for d in members if not d]
+        hooks = [getattr(m, name) for m in modules for name in _HOOKS]
+        # Filling one that is empty changes what a call does, too.
+        self._state = ModuleState(members=[d for d in members if d], empty=hooks + [d for d in members if not d])
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self._tensors = [v for v in self._values if isinstance(v, Tensor)]
-        self._addresses = self._current_addresses()
-
-    def _current_values(self) -> list[Any]:
-        return [value for members in self._members for value in members.values()]
-
-    def _current_addresses(self) -> list[tuple[int, bool]]:
-        return [(t.data_ptr(), t.requires_grad) for t in self._tensors]
+        self._tensors = [v for d in members for v in d.values() if isinstance(v, Tensor)]
 
     def is_unchanged(self) -> bool:
         """False if the graphs of the module no longer stand for it."""
-        values = self._current_values()
-        return (
-            len(values) == len(self._values)
-            and all(map(operator.is_, values, self._values))
-            and not any(self._expected_empty)
-            and self._current_addresses() == self._addresses
-        )
+        return self._state.is_unchanged()
 
     def training(self, module: nn.Module) -> tuple[bool, ...]:
         """Which of the submodules are in train mode: part of a graph's key."""
@@ -85,7 +71,7 @@ class ModuleWatch:
 
 def _is_compiled(module: nn.Module) -> bool:
     dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds; without it nothing is compiled
-    return dynamo is not None and (isinstance(module, dynamo.OptimizedModule) or module._compiled_call_impl is not None)
+    return dynamo is not None and (isinstance(module, dynamo.OptimizedModule) or "_compiled_call_impl" in vars(module))
 
 
 def require_no_global_hooks() -> None:

@@ -13,6 +13,7 @@ void bind_fallback(py::module_& m);
 void bind_graph(py::module_& m);
 void bind_python_line();
 void bind_trace(py::module_& m);
+void bind_module_state(py::module_& m);
 void bind_memory(py::module_& m);
 void bind_memory_snapshot(py::module_& m);
 void bind_mempool(py::module_& m);

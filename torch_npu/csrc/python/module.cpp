@@ -13,4 +13,5 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_mempool(m);
   torch_npu::python::bind_vm_pool(m);
   torch_npu::python::bind_trace(m);
+  torch_npu::python::bind_module_state(m);
 }

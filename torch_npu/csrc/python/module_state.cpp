@@ -1,0 +1,75 @@
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <vector>
+
+#include "torch_npu/csrc/python/bindings.h"
+
+namespace torch_npu::python {
+namespace {
+
+/// What the dictionaries of a module and its submodules hold (parameters, buffers, submodules), to be
+/// compared before each replay of a graph: thousands of comparisons that must take a few microseconds
+/// together.
+class ModuleState {
+ public:
+  /// `members`: dictionaries that must keep their values, and those that are tensors their memory and
+  /// requires_grad. `empty`: dictionaries that must stay empty.
+  ModuleState(const std::vector<py::dict>& members, std::vector<py::dict> empty) : empty_(std::move(empty)) {
+    for (const py::dict& dict : members) {
+      Members& kept = members_.emplace_back(Members{dict, {}});
+      for (const auto& [name, value] : dict) {
+        kept.values.push_back(py::reinterpret_borrow<py::object>(value));
+        if (THPVariable_Check(value.ptr())) {
+          const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+          tensors_.push_back({tensor, address_of(tensor), tensor.requires_grad()});
+        }
+      }
+    }
+  }
+
+  bool is_unchanged() const {
+    return std::all_of(members_.begin(), members_.end(), has_its_values) &&
+           std::all_of(empty_.begin(), empty_.end(), [](const py::dict& d) { return d.empty(); }) &&
+           std::all_of(tensors_.begin(), tensors_.end(), [](const Kept& kept) {
+             return address_of(kept.tensor) == kept.address &&
+                    kept.tensor.requires_grad() == kept.requires_grad;
+           });
+  }
+
+ private:
+  struct Members {
+    py::dict dict;
+    std::vector<py::object> values;
+  };
+  struct Kept {
+    at::Tensor tensor;
+    const void* address;
+    bool requires_grad;
+  };
+
+  static bool has_its_values(const Members& members) {
+    if (members.dict.size() != members.values.size()) return false;
+    return std::equal(members.values.begin(), members.values.end(), members.dict.begin(),
+                      [](const py::object& kept, const auto& entry) { return kept.is(entry.second); });
+  }
+
+  static const void* address_of(const at::Tensor& tensor) {
+    return tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
+  }
+
+  std::vector<Members> members_;
+  std::vector<py::dict> empty_;
+  std::vector<Kept> tensors_;
+};
+
+}  // namespace
+
+void bind_module_state(py::module_& m) {
+  py::class_<ModuleState>(m, "_ModuleState")
+      .def(py::init<const std::vector<py::dict>&, std::vector<py::dict>>(), py::arg("members"),
+           py::arg("empty"))
+      .def("is_unchanged", &ModuleState::is_unchanged);
+}
+
+}  // namespace torch_npu::python
