@@ -92,8 +92,7 @@ def test_training_has_no_race():
 
 def test_warnings_and_the_end_of_the_check(side):
     with pytest.warns(RuntimeWarning, match="npu race: aten::add"), torch_npu.check_races("warn"):
-        result = write_on(side) + 1
-    assert (result == 2).all()
+        assert (write_on(side) + 1).shape == (1000,)
     write_on(side) + 1  # not watched any more
 
 

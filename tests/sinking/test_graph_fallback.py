@@ -54,8 +54,13 @@ def test_failure_at_replay_is_raised_and_named() -> None:
     graph, out = captured(lambda: torch.special.i0e(x).index_reduce(0, index[:4], x[:3], "amax"))
     graph.replay()
     index.fill_(100)
-    with pytest.raises(RuntimeError, match=r"index_reduce.*index"):
+
+    def replay() -> None:
         graph.replay()
+        torch.npu.synchronize()
+
+    with pytest.raises(RuntimeError, match=r"index_reduce.*index"):
+        replay()
     index.fill_(0)
     graph.replay()
     assert torch.isfinite(out).all()
