@@ -169,3 +169,20 @@ def test_training_with_dropout_equals_eager() -> None:
         graph.replay()
         losses.append(loss.item())
     assert losses == expected
+
+
+def test_the_first_draw_of_a_process_may_be_in_a_capture(run_python) -> None:
+    run_python(
+        """
+        import torch, torch_npu
+        torch.manual_seed(5)
+        torch.empty(1, device="npu")
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            drawn = torch.rand(7, device="npu")
+        graph.replay()
+        first = drawn.cpu()
+        torch.manual_seed(5)
+        assert torch.equal(torch.rand(7, device="npu").cpu(), first)
+        """
+    )
