@@ -73,6 +73,35 @@ List* create_list(Element* const* elements, uint64_t count) {
   return list;
 }
 
+/// The caller frees *values with delete[], as CANN documents.
+aclError give_extents(const Extents& extents, int64_t** values, uint64_t* count) {
+  *count = extents.size();
+  *values = new int64_t[extents.size() + 1];
+  std::copy(extents.begin(), extents.end(), *values);
+  return ACL_SUCCESS;
+}
+
+/// Elements of the storage up to the last one of the view: layouts here are plain, so nothing is kept of what
+/// the client said beyond that.
+int64_t reach(const aclTensor& tensor) {
+  if (tensor.numel() == 0) return tensor.offset;
+  int64_t last = tensor.offset;
+  for (size_t i = 0; i < tensor.sizes.size(); ++i) last += (tensor.sizes[i] - 1) * tensor.strides[i];
+  return last + 1;
+}
+
+template <class Object, class T, class Read>
+aclError give(const Object* object, T* result, Read read) {
+  if (object == nullptr || result == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  *result = read(*object);
+  return ACL_SUCCESS;
+}
+
+template <class Array>
+aclError give_size(const Array* array, uint64_t* size) {
+  return give(array, size, [](const Array& a) { return a.values.size(); });
+}
+
 }  // namespace
 
 size_t element_size(aclDataType dtype) noexcept { return facts_of(dtype).size; }
@@ -107,8 +136,10 @@ extern "C" {
 aclTensor* aclCreateTensor(const int64_t* sizes, uint64_t rank, aclDataType dtype, const int64_t* strides,
                            int64_t offset, aclFormat format, const int64_t* /*storage_sizes*/,
                            uint64_t /*storage_rank*/, void* storage) {
-  if (sizes == nullptr && rank != 0) {
-    cann_host::set_last_error("aclCreateTensor: null sizes for a tensor of rank " + std::to_string(rank));
+  constexpr uint64_t kMaxRank = 64;  // torch's
+  if ((sizes == nullptr && rank != 0) || rank > kMaxRank) {
+    cann_host::set_last_error("aclCreateTensor: null sizes, or more than " + std::to_string(kMaxRank) +
+                              " of them, for a tensor of rank " + std::to_string(rank));
     return nullptr;
   }
   auto* tensor = new aclTensor;
@@ -169,13 +200,51 @@ aclScalarList* aclCreateScalarList(const aclScalar* const* scalars, uint64_t cou
 }
 aclError aclDestroyScalarList(const aclScalarList* list) { return cann_host::destroy(list); }
 
-// The caller frees *sizes with delete[], as CANN documents.
 aclError aclGetViewShape(const aclTensor* tensor, int64_t** sizes, uint64_t* rank) {
   if (tensor == nullptr || sizes == nullptr || rank == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
-  *rank = tensor->sizes.size();
-  *sizes = new int64_t[tensor->sizes.size() + 1];
-  std::copy(tensor->sizes.begin(), tensor->sizes.end(), *sizes);
+  return cann_host::give_extents(tensor->sizes, sizes, rank);
+}
+aclError aclGetViewStrides(const aclTensor* tensor, int64_t** strides, uint64_t* rank) {
+  if (tensor == nullptr || strides == nullptr || rank == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  return cann_host::give_extents(tensor->strides, strides, rank);
+}
+aclError aclGetStorageShape(const aclTensor* tensor, int64_t** sizes, uint64_t* rank) {
+  if (tensor == nullptr || sizes == nullptr || rank == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  const int64_t elements = cann_host::reach(*tensor);
+  return cann_host::give_extents(cann_host::Extents(&elements, 1), sizes, rank);
+}
+aclError aclGetViewOffset(const aclTensor* tensor, int64_t* offset) {
+  return cann_host::give(tensor, offset, [](const aclTensor& t) { return t.offset; });
+}
+aclError aclGetFormat(const aclTensor* tensor, aclFormat* format) {
+  return cann_host::give(tensor, format, [](const aclTensor& t) { return t.format; });
+}
+aclError aclGetDataType(const aclTensor* tensor, aclDataType* dtype) {
+  return cann_host::give(tensor, dtype, [](const aclTensor& t) { return t.dtype; });
+}
+aclError aclGetRawTensorAddr(const aclTensor* tensor, void** address) {
+  return cann_host::give(tensor, address, [](const aclTensor& t) { return t.storage; });
+}
+aclError aclSetRawTensorAddr(aclTensor* tensor, void* address) {
+  if (tensor == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  tensor->storage = address;
   return ACL_SUCCESS;
+}
+
+aclError aclGetIntArraySize(const aclIntArray* array, uint64_t* size) {
+  return cann_host::give_size(array, size);
+}
+aclError aclGetFloatArraySize(const aclFloatArray* array, uint64_t* size) {
+  return cann_host::give_size(array, size);
+}
+aclError aclGetBoolArraySize(const aclBoolArray* array, uint64_t* size) {
+  return cann_host::give_size(array, size);
+}
+aclError aclGetTensorListSize(const aclTensorList* list, uint64_t* size) {
+  return cann_host::give_size(list, size);
+}
+aclError aclGetScalarListSize(const aclScalarList* list, uint64_t* size) {
+  return cann_host::give_size(list, size);
 }
 
 }  // extern "C"

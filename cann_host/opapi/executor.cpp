@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <cann/aclnn_base.h>
 
 namespace cann_host {
 namespace {
@@ -47,11 +48,10 @@ aclError launch(const char* op, aclOpExecutor* executor, aclrtStream stream) {
 
 extern "C" {
 
-aclError aclnnInit(const char*) { return ACL_SUCCESS; }
-aclError aclnnFinalize() { return ACL_SUCCESS; }
+aclnnStatus aclnnInit(const char*) { return ACL_SUCCESS; }
+aclnnStatus aclnnFinalize() { return ACL_SUCCESS; }
 
-/// For a client that gives up between the phases.
-aclError aclDestroyAclOpExecutor(aclOpExecutor* executor) {
+aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor* executor) {
   delete executor;
   return ACL_SUCCESS;
 }

@@ -1,6 +1,8 @@
 // What a client may link to but cannot use here: it says so when it is called. Profilers are told at
 // registration that nothing will be reported; device binaries, data channels and memory shared between
 // processes need hardware.
+#include <cann/unsupported.h>
+
 #include <cstring>
 
 #include "error.h"
