@@ -7,6 +7,7 @@ Importing this package loads none.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,3 +49,23 @@ def library(name: str = "ascendcl") -> Path:
 def settings() -> dict[str, Setting]:
     """All settings by name; ``settings()["CANN_HOST_SOC"].value`` is what holds in this process."""
     return {setting.name: setting for setting in _SETTINGS}
+
+
+# An installation of CANN that these name would be looked into for operators and versions.
+_OTHER_INSTALLATION = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_TOOLKIT_HOME")
+
+
+def environment(base: Mapping[str, str] | None = None) -> dict[str, str | None]:
+    """What a process needs so that a client of CANN finds this one: changes to `base` (default: ``os.environ``).
+
+    None stands for a variable that must not be set.
+
+    Raises:
+        FileNotFoundError: the libraries are not built.
+    """
+    base = os.environ if base is None else base
+    if not library().exists():
+        raise FileNotFoundError(f"{library()} does not exist; install the package, or run `make build` in its sources")
+    folder = str(library().parent)
+    others = [entry for entry in base.get("LD_LIBRARY_PATH", "").split(":") if entry and entry != folder]
+    return {"LD_LIBRARY_PATH": ":".join([folder, *others])} | dict.fromkeys(_OTHER_INSTALLATION)
