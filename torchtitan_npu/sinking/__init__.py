@@ -2,7 +2,7 @@
 
 A call goes through these files: ``block.py`` sees the outermost module call inside ``enable_graph()``; ``cache.py``
 finds or makes the graph for it; ``signature.py`` and ``watch.py`` say what a graph depends on, the arguments and the
-module; ``recording.py`` records and replays; ``report.py`` shows what there is.
+module; ``recording.py`` records (by ``capture.py``) and replays; ``report.py`` shows what there is.
 """
 
 from torchtitan_npu.sinking.block import enable_graph

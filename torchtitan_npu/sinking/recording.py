@@ -1,6 +1,5 @@
 """One recorded call of a module: its graphs, and the static memory that they read and write."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +12,12 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
 from torchtitan_npu.driver import npu
+from torchtitan_npu.sinking.capture import PoolId, capture
 from torchtitan_npu.sinking.reasons import CannotSink
 from torchtitan_npu.sinking.signature import _CONSTANTS, Arguments
 from torchtitan_npu.sinking.watch import ModuleWatch, unchanged_attributes
 
 __all__ = ["Lane", "Recording"]
-
-PoolId = tuple[int, int]
 
 
 class Lane:
@@ -66,7 +64,7 @@ class Recording:
         self.inputs = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
         versions = [i._version for i in self.inputs]
         args, kwargs = arguments.rebuild(self.leaves)
-        with unchanged_attributes(module), _no_autocast_cache(), _capture(self.forward_graph, lane):
+        with unchanged_attributes(module), _no_autocast_cache(), capture(self.forward_graph, lane.pool):
             outputs = call(*args, **kwargs)
         if [i._version for i in self.inputs] != versions:
             raise CannotSink("it changes its arguments in place, and a graph works on copies of them")
@@ -89,7 +87,7 @@ class Recording:
         _require_known_leaves(outputs, wanted)
         self.grad_outputs = [torch.empty_like(r) if r.requires_grad else None for r in self.results]
         self.backward_graph = npu.NPUGraph()
-        with _no_autocast_cache(), _capture(self.backward_graph, self.lane), _nodes_on_the_capturing_stream():
+        with _no_autocast_cache(), capture(self.backward_graph, self.lane.pool), _nodes_on_the_capturing_stream():
             found = torch.autograd.grad(
                 outputs, wanted, [g for g in self.grad_outputs if g is not None], allow_unused=True
             )
@@ -246,40 +244,3 @@ def _nodes_on_the_capturing_stream() -> Iterator[None]:
         yield
     finally:
         torch.autograd.graph.set_override_stale_capture_stream(False)
-
-
-@contextmanager
-def _capture(graph: Any, lane: Lane) -> Iterator[None]:
-    """Captures the block; if it raises, leaves nothing of it. Whatever it raises becomes the reason why not."""
-    current = npu.current_stream()
-    side = _capture_stream()
-    with _capture_lock, npu.stream(side):
-        side.wait_stream(current)
-        graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
-        try:
-            yield
-            graph.capture_end()
-        except Exception as error:
-            graph.reset()
-            raise CannotSink(_first_line(error)) from error
-        except BaseException:
-            graph.reset()
-            raise
-    current.wait_stream(side)
-
-
-_capture_lock = threading.Lock()  # the stream is shared
-_capture_streams: dict[int, torch.Stream] = {}
-
-
-def _capture_stream() -> torch.Stream:
-    device = npu.current_device()
-    if device not in _capture_streams:
-        _capture_streams[device] = npu.Stream()
-    return _capture_streams[device]
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, CannotSink):
-        return str(error)
-    return (str(error) or type(error).__name__).splitlines()[0]
