@@ -13,6 +13,8 @@ npu: Any = torch.get_device_module("npu")
 
 # ModuleState(members, empty).is_unchanged(): whether dictionaries hold what they held, and tensors their memory.
 ModuleState: Any = torch_npu._C._ModuleState
+# keep_in_graph(tensor): the graph that is being captured holds its memory; for kernels launched with addresses.
+keep_in_graph: Any = torch_npu._C._graph_keep
 
 _handles: dict[tuple[int, int], int] = {}
 

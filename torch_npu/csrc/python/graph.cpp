@@ -3,6 +3,7 @@
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/device/stream.h"
 #include "torch_npu/csrc/graph/npu_graph.h"
+#include "torch_npu/csrc/graph/recording.h"
 #include "torch_npu/csrc/python/bindings.h"
 
 namespace torch_npu::python {
@@ -53,6 +54,12 @@ void bind_graph(py::module_& m) {
             {"peak", memory.peak}, {"kept", memory.kept}, {"total", memory.total}};
       });
   m.def("_graph_pool_handle", &graph::pool_handle);
+  // For work that is launched with addresses, of which the graph cannot see whose memory they are.
+  m.def("_graph_keep", [](const at::Tensor& tensor) {
+    if (graph::Recording* recording = graph::current_recording(tensor.device().index())) {
+      recording->keep(tensor.storage());
+    }
+  });
   m.def("_is_current_stream_capturing", [] {
     return device::is_initialized() && device::is_capturing(device::current_stream(device::current_device()));
   });
