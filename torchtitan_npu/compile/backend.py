@@ -28,11 +28,13 @@ class Options:
     Attributes:
         fusion: print fused kernels; False runs every operator by itself, which needs no compiler.
         threads: of a kernel at most; None takes ``torch.get_num_threads()``.
+        sink: run a plan of fixed sizes as one launch of a captured model, after a first run.
         passes: switches passes of the graph optimiser by name, such as ``{"remove_cast_chains": False}``.
     """
 
     fusion: bool = True
     threads: int | None = None
+    sink: bool = True
     passes: dict[str, bool] = field(default_factory=dict)
 
     @staticmethod
@@ -97,7 +99,7 @@ def _compile(options: Options, kind: str, module: GraphModule, inputs: Sequence[
     parts = partition(module.graph, options.fusion)
     noted = report.note_graph(kind, len(operators), applied, parts)
     noted.bytes_before, noted.graph_before, noted.graph_after = bytes_before, graph_before, str(module.graph)
-    return Plan(module, parts, options.threads or torch.get_num_threads(), noted)
+    return Plan(module, parts, options.threads or torch.get_num_threads(), noted, options.sink)
 
 
 def _why_not_a_plan(module: GraphModule) -> str:

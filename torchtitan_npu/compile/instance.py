@@ -47,6 +47,7 @@ class PlanInstance:
     source: str
     run: Callable[[list[Any], int], tuple[Any, ...]]
     launches: list[Launch]
+    constants: list[torch.Tensor]  # that kernels read or write by address: the arena
     arena: ArenaPlan
     lifetimes: list[tuple[str, Lifetime]] = field(default_factory=list)  # of the arena's tensors, by node
 
@@ -111,7 +112,7 @@ class _InstanceWriter:
         self.lines.append(f"  return {self._text(tuple(self.output.args[0]))}")
         source = "\n".join(self.lines) + "\n"
         exec(compile(source, "<npu plan>", "exec"), self.globals)
-        return PlanInstance(source, self.globals["run"], self.launches, plan, lifetimes)
+        return PlanInstance(source, self.globals["run"], self.launches, list(self.fixed.values()), plan, lifetimes)
 
     def _compile_kernels(self) -> None:
         """All kernels that are new, side by side: most of the time is the compiler's."""

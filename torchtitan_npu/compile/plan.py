@@ -18,9 +18,11 @@ from torch.fx import GraphModule
 
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.instance import PlanInstance, write_instance
-from torchtitan_npu.compile.report import ArenaBox, GraphReport
+from torchtitan_npu.compile.passes import is_written
+from torchtitan_npu.compile.report import ArenaBox, GraphReport, Sinking
 from torchtitan_npu.compile.sizes import SizeReader
-from torchtitan_npu.driver import current_stream_handle
+from torchtitan_npu.compile.sunk import SunkPlan
+from torchtitan_npu.driver import current_stream_handle, keep_in_graph, npu
 
 
 @dataclass
@@ -31,23 +33,38 @@ class Plan:
     partition: Partition
     threads: int
     report: GraphReport
+    sink: bool = False  # replay a captured model where possible
     instances: dict[tuple[int, ...], PlanInstance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._sizes = SizeReader(self.module.graph)
         self._lock = threading.RLock()
         self._stream: int | None = None
+        self._sunk: SunkPlan | None = None
         self._boxed_call = True  # AOTAutograd then hands over the list of arguments, which is emptied as they die
 
     def __call__(self, arguments: list[Any]) -> tuple[Any, ...]:
         # Arena and launch arguments are the instance's: one thread at a time runs the plan, one stream after another.
         with self._lock:
+            if npu.is_current_stream_capturing():
+                return self._record(arguments)
             stream = current_stream_handle()
             if stream != self._stream:
                 if self._stream is not None:
                     torch.accelerator.synchronize()
                 self._stream = stream
-            return self.instance_for(arguments).run(arguments, stream)
+            instance = self.instance_for(arguments)
+            if self._sunk is not None and (results := self._sunk(arguments)) is not None:
+                return results
+            return instance.run(arguments, stream)
+
+    def _record(self, arguments: list[Any]) -> tuple[Any, ...]:
+        """Runs into a graph that somebody captures, and lets it hold the memory that kernels know by address."""
+        instance = self.instance_for(arguments)
+        for tensor in [*instance.constants, *arguments]:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "npu":
+                keep_in_graph(tensor)
+        return instance.run(arguments, current_stream_handle())
 
     def instance_for(self, arguments: Sequence[Any]) -> PlanInstance:
         key = self._sizes.key(arguments)
@@ -58,7 +75,18 @@ class Plan:
             instance = write_instance(self.module, self.partition, self.threads, resolver, with_arena=not key)
             self.instances[key] = instance
             self._note_arena(instance)
+            if self.sink:
+                self._plan_to_sink(instance, key)
         return instance
+
+    def _plan_to_sink(self, instance: PlanInstance, key: tuple[int, ...]) -> None:
+        self.report.sinking = self.report.sinking or Sinking()
+        if key:
+            self.report.sinking.reason = "its sizes are symbols, and a captured model has numbers"
+            return
+        inputs = [n for n in self.module.graph.nodes if n.op == "placeholder"]
+        written = [i for i, n in enumerate(inputs) if is_written(n)]
+        self._sunk = SunkPlan(instance.run, written, self.report.sinking)
 
     def _note_arena(self, instance: PlanInstance) -> None:
         """For the report of the graph."""

@@ -44,6 +44,28 @@ class ArenaBox:
 
 
 @dataclass
+class Sinking:
+    """Whether the plan runs as one launch of a captured model (option ``sink``).
+
+    Attributes:
+        reason: why the plan itself runs; empty while a replay can stand for it.
+        captures: models that were recorded.
+        replays: calls of the plan that were one launch.
+    """
+
+    reason: str = ""
+    captures: int = 0
+    replays: int = 0
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"not sunk: {self.reason}"
+        if not self.captures:
+            return "sunk from the second call on"
+        return f"sunk: {self.captures} capture(s), {self.replays} call(s) were one launch"
+
+
+@dataclass
 class GraphReport:
     """One compiled graph: its passes, its kernels, its other operators.
 
@@ -51,6 +73,7 @@ class GraphReport:
         bytes_before: what the operators would read and write one by one, for the sizes of the example inputs.
         bytes_after: what kernels and operators read and write.
         arena, arena_bytes, naive_bytes: known once the graph has run.
+        sinking: None if it is not asked for.
     """
 
     kind: str  # "inference", "forward" or "backward"
@@ -65,6 +88,7 @@ class GraphReport:
     arena: list[ArenaBox] = field(default_factory=list)
     arena_bytes: int = 0
     naive_bytes: int = 0
+    sinking: Sinking | None = None
 
     @property
     def launches(self) -> int:
@@ -76,6 +100,8 @@ class GraphReport:
         for k in self.kernels:
             lines.append(f"  kernel {k.name}: {' '.join(k.operators)} (reads {k.reads}, writes {k.writes})")
         lines += [f"  alone {u.operator} ({u.name}): {u.reason}" for u in self.unfused]
+        if self.sinking is not None:
+            lines.append(f"  {self.sinking}")
         return "\n".join(lines)
 
 

@@ -1,0 +1,206 @@
+"""Runs of a plan as one launch: after a first run the plan is captured, and replays stand for its calls.
+
+A recording is made for addresses. Inputs that stay where they are (parameters, what another recording leaves) are read
+there; inputs that move are copied to where the recording reads them. Results are the recording's memory, handed out
+without a copy: it is replayed again only when nobody holds them any more, and while somebody does another recording
+runs, or the plan itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchtitan_npu.compile.report import Sinking
+from torchtitan_npu.driver import current_stream_handle, npu
+from torchtitan_npu.sinking.capture import PoolId, capture
+from torchtitan_npu.sinking.reasons import CannotSink
+
+Run = Callable[[list[Any], int], tuple[Any, ...]]
+
+MOST_RECORDINGS = 4
+"""Of one plan at a time: each holds the results of one call."""
+MOST_CAPTURES = 12
+"""Of one plan ever: a capture costs as much as a run, and a plan whose inputs never stay is not worth more."""
+SMALL = 1 << 16
+"""Bytes up to which an input that moved once is copied from then on; a larger one (weights) has to move twice."""
+
+_results: Counter[int] = Counter()  # addresses of the memory of results, of all recordings
+
+
+class SunkPlan:
+    """The recordings of one plan of fixed sizes, and when to make one."""
+
+    def __init__(self, run: Run, changed: Sequence[int], noted: Sinking) -> None:
+        """``changed``: which inputs the plan writes to; ``noted``: where to tell what happens."""
+        self._noted = noted
+        self._run = run
+        self._changed = changed
+        self._pool: PoolId = npu.graph_pool_handle()
+        self._recordings: list[_Recording] = []
+        self._last: list[int] | None = None
+        self._moves: Counter[int] = Counter()
+        self._places: dict[int, Tensor] = {}  # where recordings read the inputs that move
+
+    def __call__(self, arguments: list[Any]) -> tuple[Any, ...] | None:
+        """The results, and no arguments are left; or None: the plan itself has to run."""
+        if self._noted.reason:
+            return None
+        try:
+            recording = self._find(arguments)
+        except CannotSink as why:
+            self._noted.reason = str(why)
+            self._recordings.clear()
+            return None
+        if recording is None:
+            return None
+        self._noted.replays += 1
+        results = recording.replay(arguments)
+        arguments.clear()
+        return results
+
+    def _find(self, arguments: list[Any]) -> _Recording | None:
+        if self._last is None:
+            _require_npu_tensors(arguments)
+        addresses = [a.data_ptr() for a in arguments]
+        for number in self._places:
+            addresses[number] = 0
+        last, self._last = self._last, addresses
+        fitting = [r for r in self._recordings if r.addresses == addresses]
+        for recording in fitting:
+            if recording.is_free():
+                return recording
+        if last is None or len(fitting) == MOST_RECORDINGS:
+            return None
+        self._note_moves(last, addresses, arguments)
+        if self._noted.captures == MOST_CAPTURES:
+            raise CannotSink(f"its inputs lay at different addresses in most of {MOST_CAPTURES} captures")
+        self._noted.captures += 1
+        if len(self._recordings) == MOST_RECORDINGS:
+            self._recordings.remove(next(r for r in self._recordings if r not in fitting))
+        recording = _Recording(self._run, arguments, self._last, self._places, self._changed, self._pool)
+        self._recordings.append(recording)
+        return recording
+
+    def _note_moves(self, last: Sequence[int], addresses: list[int], arguments: Sequence[Tensor]) -> None:
+        """Gives inputs that move a place of their own, for which all recordings are made anew."""
+        for number, (before, address) in enumerate(zip(last, addresses, strict=True)):
+            if before == address or _results[address]:
+                continue
+            self._moves[number] += 1
+            argument = arguments[number]
+            if torch._debug_has_internal_overlap(argument):
+                raise CannotSink(
+                    f"input {number} moves and is expanded, so that nothing can be copied into a place for it"
+                )
+            if argument.nbytes <= SMALL or self._moves[number] > 1:
+                place = torch.empty_strided(
+                    argument.shape, argument.stride(), dtype=argument.dtype, device=argument.device
+                )
+                self._places[number] = place
+                addresses[number] = 0
+                self._recordings.clear()
+
+
+class _Recording:
+    """One capture of a plan. Raises CannotSink if there can be none."""
+
+    def __init__(
+        self,
+        run: Run,
+        arguments: Sequence[Tensor],
+        addresses: list[int],
+        places: dict[int, Tensor],
+        changed: Sequence[int],
+        pool: PoolId,
+    ) -> None:
+        self.addresses = addresses
+        self._places = dict(places)
+        self._changed = changed
+        self._graph = npu.NPUGraph()
+        given = [places.get(i, a) for i, a in enumerate(arguments)]
+        with torch.inference_mode(False), torch.no_grad(), capture(self._graph, pool):
+            results = run(list(given), current_stream_handle())
+        inputs = {s: i for i, a in enumerate(given) if (s := a.untyped_storage().data_ptr())}
+        self._results = [_result(r, given, inputs) for r in results]
+        del results
+        own = [r.tensor for r in self._results if r.tensor is not None]
+        self._storages = {s._cdata: s.data_ptr() for s in (t.untyped_storage() for t in own)}
+        self._unused = [torch._C._storage_Use_Count(s) for s in self._storages]
+        mine = [t.data_ptr() for t in own]
+        _results.update(mine)
+        weakref.finalize(self, _forget_results, mine)
+
+    def is_free(self) -> bool:
+        """Whether nobody holds the results of the last replay."""
+        return [torch._C._storage_Use_Count(s) for s in self._storages] == self._unused
+
+    def replay(self, arguments: Sequence[Tensor]) -> tuple[Any, ...]:
+        with torch.no_grad():
+            for number, place in self._places.items():
+                place.copy_(arguments[number])
+            self._graph.replay()
+            for number in self._changed:
+                if number in self._places:
+                    arguments[number].copy_(self._places[number])
+        if self._changed:
+            torch.autograd.graph.increment_version([arguments[i] for i in self._changed])
+        return tuple([r.value(arguments) for r in self._results])
+
+
+def _forget_results(addresses: list[int]) -> None:
+    _results.subtract(addresses)
+    for address in addresses:
+        if not _results[address]:
+            del _results[address]
+
+
+class _Result:
+    """One result: memory of the recording, an input or a view of one, or no tensor."""
+
+    def __init__(self, tensor: Tensor | None = None, base: int = -1, view: Any = None, constant: Any = None) -> None:
+        self.tensor = tensor
+        self.base = base  # number of the input
+        self.view = view  # size, stride, offset in its memory; None for the input itself
+        self.constant = constant
+
+    def value(self, arguments: Sequence[Tensor]) -> Any:
+        if self.tensor is not None:
+            return self.tensor.data  # a tensor of its own to autograd
+        if self.base < 0:
+            return self.constant
+        base = arguments[self.base]
+        if self.view is None:
+            return base
+        size, stride, offset = self.view
+        return base.detach().as_strided(size, stride, base.storage_offset() + offset)
+
+
+def _result(result: Any, inputs: Sequence[Tensor], storages: dict[int, int]) -> _Result:
+    if not isinstance(result, Tensor):
+        return _Result(constant=result)
+    if result.device.type != "npu" or result.layout is not torch.strided:
+        raise CannotSink(f"a result is a {result.layout} tensor on {result.device}, expected dense ones on an npu")
+    for number, given in enumerate(inputs):
+        if result is given:
+            return _Result(base=number)
+    number = storages.get(result.untyped_storage().data_ptr(), -1)
+    if number < 0:
+        return _Result(result)
+    base = inputs[number]
+    if result.dtype != base.dtype:
+        raise CannotSink(f"a result is a view of an input as {result.dtype}")
+    return _Result(base=number, view=(result.size(), result.stride(), result.storage_offset() - base.storage_offset()))
+
+
+def _require_npu_tensors(arguments: Sequence[Any]) -> None:
+    for number, argument in enumerate(arguments):
+        if not isinstance(argument, Tensor):
+            raise CannotSink(f"input {number} is a {type(argument).__name__}, and a replay reads tensors only")
+        if argument.device.type != "npu":
+            raise CannotSink(f"input {number} is on {argument.device}, and a replay reads memory of the npu only")
