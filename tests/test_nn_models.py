@@ -114,15 +114,17 @@ def test_model(name: str) -> None:
         torch.testing.assert_close(logits(npu, npu_x).cpu(), logits(cpu, x), rtol=1e-4, atol=1e-5)
 
     optimizers = [torch.optim.AdamW(m.train().parameters(), lr=1e-3, fused=True) for m in (cpu, npu)]
-    for _ in range(2):
+    # AdamW steps by lr in the direction of a gradient however small, so that the second step's gradients are of weights
+    # that differ where the first one's were rounding errors.
+    for atol in (1e-5, 1e-4):
         losses = [F.cross_entropy(logits(m, a), t) for m, a, t in ((cpu, x, target), (npu, npu_x, npu_target))]
         torch.testing.assert_close(losses[1].detach().cpu(), losses[0].detach(), rtol=1e-4, atol=1e-5)
         for loss, optimizer in zip(losses, optimizers, strict=True):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    for (key, p), n in zip(cpu.named_parameters(), npu.parameters(), strict=True):
-        torch.testing.assert_close(n.grad.cpu(), p.grad, rtol=1e-3, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
+        for (key, p), n in zip(cpu.named_parameters(), npu.parameters(), strict=True):
+            torch.testing.assert_close(n.grad.cpu(), p.grad, rtol=1e-3, atol=atol, msg=lambda m, key=key: f"{key}: {m}")
     assert_nothing_fell_back()
 
 

@@ -83,8 +83,9 @@ enum class UnaryOp : int {
   erf,
   gelu_erf,   ///< x Φ(x)
   gelu_tanh,  ///< the tanh approximation of gelu
+  fast_gelu,  ///< x sigmoid(1.702 x)
 };
-constexpr int unary_op_count = 14;
+constexpr int unary_op_count = 15;
 
 /// out = op(a). In float, exp, log, tanh, sigmoid and erf are off by at most 2 units in the last place.
 bool unary(UnaryOp op, DataType type, const void* a, void* out, int64_t n);

@@ -281,6 +281,13 @@ struct GeluTanh {
   }
 };
 
+struct FastGelu {
+  template <class T, class V>
+  static V of(V x) {
+    return times_sigmoid<T>(x, x * 1.702f);
+  }
+};
+
 template <class Op, class T>
 void unary(const Operands& operands, int64_t begin, int64_t end) {
   map<step<T>>(
@@ -352,7 +359,7 @@ extern const PointwiseKernels pointwise_kernels = {
               unary_by_type<Log, FloatTypes>, unary_by_type<Tanh, FloatTypes>,
               unary_by_type<Sigmoid, FloatTypes>, unary_by_type<Silu, FloatTypes>,
               unary_by_type<Erf, FloatTypes>, unary_by_type<GeluErf, FloatTypes>,
-              unary_by_type<GeluTanh, FloatTypes>},
+              unary_by_type<GeluTanh, FloatTypes>, unary_by_type<FastGelu, FloatTypes>},
 };
 
 }  // namespace CANN_HOST_ISA

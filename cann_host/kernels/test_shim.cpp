@@ -1,7 +1,10 @@
 // The kernels' functions with C linkage and plain argument types, for the tests (ctypes). Not part of the
 // product.
 
+#include "cann_host/kernels/attention.h"
+#include "cann_host/kernels/fused.h"
 #include "cann_host/kernels/isa.h"
+#include "cann_host/kernels/matvec.h"
 #include "cann_host/kernels/pointwise.h"
 #include "cann_host/kernels/random.h"
 
@@ -86,6 +89,17 @@ bool cast(int from, const void* a, int to, void* out, int64_t n) {
 bool fill(int type, double value, int64_t int_value, void* out, int64_t n) {
   return k::fill(k::DataType{type}, scalar(value, int_value), out, n);
 }
+
+// Fused kernels take their arguments as the structures that fused.h and its neighbours define.
+
+void norm(const k::Norm* a) { k::norm(*a); }
+void norm_backward(const k::NormBackward* a) { k::norm_backward(*a); }
+void gated(const k::Gated* a) { k::gated(*a); }
+void gated_backward(const k::GatedBackward* a) { k::gated_backward(*a); }
+void rotary(const k::Rotary* a) { k::rotary(*a); }
+void adamw(const k::AdamW* a) { k::adamw(*a); }
+void decode_attention(const k::DecodeAttention* a) { k::decode_attention(*a); }
+bool matvec(const k::MatVec* a) { return k::matvec(*a); }
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -27,7 +27,7 @@ DISTRIBUTIONS = ["uniform", "normal", "log_normal", "cauchy", "exponential", "ge
 BINARY_OPS = ["add", "sub", "mul", "div", "maximum", "minimum"]
 COMPARE_OPS = ["eq", "ne", "lt", "le", "gt", "ge"]
 UNARY_OPS = ["neg", "abs", "relu", "sqrt", "rsqrt", "reciprocal", "exp", "log", "tanh", "sigmoid", "silu", "erf"]
-UNARY_OPS += ["gelu_erf", "gelu_tanh"]
+UNARY_OPS += ["gelu_erf", "gelu_tanh", "fast_gelu"]
 
 
 def limit_isa(isa: str) -> bool:

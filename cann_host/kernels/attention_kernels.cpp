@@ -1,0 +1,197 @@
+// Attention of few queries over long keys. Compiled once per instruction set.
+
+#include "cann_host/kernels/attention_kernels.h"
+
+#include "cann_host/kernels/math.h"
+#include "cann_host/kernels/row.h"
+
+namespace cann_host::kernels {
+namespace {
+
+/// Vectors of an output row that are summed in registers at a time.
+constexpr int value_vectors = register_bytes == 64 ? 8 : 4;
+
+/// v with lanes that differ in bit `distance` exchanged.
+inline Vec<float> exchanged(Vec<float> v, int distance) {
+  return __builtin_shuffle(v, lane_numbers<int32_t>() ^ distance);
+}
+
+/// Lane j of the result is the sum of all lanes of v[j]. Destroys v.
+inline Vec<float> sums_of_lanes(Vec<float> (&v)[lanes]) {
+#pragma GCC unroll 8
+  for (int distance = 1; distance < lanes; distance *= 2) {
+    const Vec<int32_t> keeps = (lane_numbers<int32_t>() & distance) == 0;
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes; i += 2 * distance) {
+      const Vec<float> a = v[i], b = v[i + distance];
+      v[i] = select(keeps, a, b) + exchanged(select(keeps, b, a), distance);
+    }
+  }
+  return v[0];
+}
+
+/// What one query row carries from block to block.
+struct Row {
+  const float* query;
+  float* scores;
+  float* sum_of_values;
+  float* maximum;
+  float* sum;
+};
+
+/// scores[0, count) = query · keys, keys being `stride` elements apart.
+template <class T>
+void score(const float* query, const T* keys, int64_t stride, int64_t count, int64_t size, float* scores) {
+  int64_t k = 0;
+  for (; k + lanes <= count; k += lanes) {
+    Vec<float> sums[lanes] = {};
+    const T* first = keys + k * stride;
+    each_vector(size, [&](int64_t i, auto place) {
+      const Vec<float> q = load(query + i, place);
+#pragma GCC unroll 16
+      for (int j = 0; j < lanes; ++j) sums[j] += q * load(first + j * stride + i, place);
+    });
+    store_vector(scores + k, sums_of_lanes(sums));
+  }
+  for (; k < count; ++k) {
+    const T* key = keys + k * stride;
+    scores[k] =
+        sum_over(size, [&](int64_t i, auto place) { return load(query + i, place) * load(key + i, place); });
+  }
+}
+
+/// sum[0, size) = sum * kept + Σ weights[k] * values[k].
+template <class T>
+void add_values(const float* weights, const T* values, int64_t stride, int64_t count, int64_t size,
+                float kept, float* sum) {
+  constexpr int64_t chunk = value_vectors * lanes;
+  int64_t i = 0;
+  for (; i + chunk <= size; i += chunk) {
+    Vec<float> sums[value_vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < value_vectors; ++v) sums[v] = load(sum + i + v * lanes, Full{}) * kept;
+    for (int64_t k = 0; k < count; ++k) {
+      const T* value = values + k * stride + i;
+#pragma GCC unroll 8
+      for (int v = 0; v < value_vectors; ++v) sums[v] += load(value + v * lanes, Full{}) * weights[k];
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < value_vectors; ++v) store(sum + i + v * lanes, sums[v], Full{});
+  }
+  each_vector(size - i, [&](int64_t j, auto place) {
+    Vec<float> total = load(sum + i + j, place) * kept;
+    for (int64_t k = 0; k < count; ++k) total += load(values + k * stride + i + j, place) * weights[k];
+    store(sum + i + j, total, place);
+  });
+}
+
+/// Takes one block of keys and values into a row. `seen` of its keys are visible.
+template <class T>
+void take_block(const DecodeAttention& a, const Row& row, const T* keys, const T* values, int64_t seen,
+                const float* bias) {
+  if (seen <= 0) return;
+  score(row.query, keys, a.key_strides[2], seen, a.head_size, row.scores);
+  const float maximum = maximum_over(seen, [&](int64_t i, auto place) {
+    Vec<float> s = load(row.scores + i, place) * a.scale;
+    if (bias != nullptr) s += load(bias + i, place);
+    store(row.scores + i, s, place);
+    return s;
+  });
+  // Comparisons are made so that NaN wins.
+  const float largest = *row.maximum > maximum ? *row.maximum : maximum;
+  if (largest == -__builtin_inff()) return;  // nothing visible yet
+  const float kept = exp(splat<Vec<float>>(*row.maximum - largest))[0];
+  const float sum = sum_over(seen, [&](int64_t i, auto place) {
+    const Vec<float> weight = exp_for<T>(load(row.scores + i, place) - largest);
+    store(row.scores + i, weight, place);
+    return weight;
+  });
+  *row.sum = *row.sum * kept + sum;
+  *row.maximum = largest;
+  add_values(row.scores, values, a.value_strides[2], seen, a.value_size, kept, row.sum_of_values);
+}
+
+/// The score of a head's sink joins the sum; the result is written.
+template <class T>
+void finish(const DecodeAttention& a, const Row& row, int64_t batch, int64_t head, int64_t query) {
+  float maximum = *row.maximum, sum = *row.sum, factor = 1;
+  if (a.sinks != nullptr) {
+    const float sink = a.sinks[head], largest = sink > maximum ? sink : maximum;
+    const Vec<float> powers = exp(Vec<float>{maximum - largest, sink - largest});
+    factor = powers[0];
+    sum = sum * factor + powers[1];
+    maximum = largest;
+  }
+  if (a.log_sum_exp != nullptr) {
+    a.log_sum_exp[(batch * a.heads + head) * a.queries + query] = maximum + log(splat<Vec<float>>(sum))[0];
+  }
+  T* out =
+      static_cast<T*>(a.out) + batch * a.out_strides[0] + head * a.out_strides[1] + query * a.out_strides[2];
+  const float scale = sum == 0 ? 0 : factor / sum;  // a query that sees nothing gives 0
+  each_vector(a.value_size, [&](int64_t i, auto place) {
+    store(out + i, load(row.sum_of_values + i, place) * scale, place);
+  });
+}
+
+template <class T>
+void decode(const DecodeAttention& a, int64_t begin, int64_t end, float* scratch) {
+  const int64_t groups = a.heads / a.key_heads, rows = groups * a.queries;
+  float* queries = scratch;
+  float* sums_of_values = queries + rows * a.head_size;
+  float* scores = sums_of_values + rows * a.value_size;
+  float* statistics = scores + rows * attention_block;
+  for (int64_t pair = begin; pair < end; ++pair) {
+    const int64_t batch = pair / a.key_heads, key_head = pair % a.key_heads;
+    const int64_t keys = a.key_lengths == nullptr ? a.keys : a.key_lengths[batch];
+    const auto head_of = [&](int64_t r) { return key_head * groups + r / a.queries; };
+    const auto row = [&](int64_t r) {
+      return Row{queries + r * a.head_size, scores + r * attention_block, sums_of_values + r * a.value_size,
+                 statistics + 2 * r, statistics + 2 * r + 1};
+    };
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* query = static_cast<const T*>(a.query) + batch * a.query_strides[0] +
+                       head_of(r) * a.query_strides[1] + r % a.queries * a.query_strides[2];
+      each_vector(a.head_size, [&](int64_t i, auto place) {
+        store(queries + r * a.head_size + i, load(query + i, place), place);
+      });
+      *row(r).maximum = -__builtin_inff();
+      *row(r).sum = 0;
+    }
+    std::memset(sums_of_values, 0, rows * a.value_size * sizeof(float));
+    for (int64_t start = 0; start < keys;) {
+      int64_t count = keys - start < attention_block ? keys - start : attention_block;
+      int64_t place = batch, within = start;
+      if (a.block_table != nullptr) {
+        place = a.block_table[batch * a.blocks_per_sequence + start / a.block_size];
+        within = start % a.block_size;
+        count = count < a.block_size - within ? count : a.block_size - within;
+      }
+      const T* key = static_cast<const T*>(a.key) + place * a.key_strides[0] + key_head * a.key_strides[1] +
+                     within * a.key_strides[2];
+      const T* value = static_cast<const T*>(a.value) + place * a.value_strides[0] +
+                       key_head * a.value_strides[1] + within * a.value_strides[2];
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t query = r % a.queries;
+        const int64_t visible = a.causal ? keys - (a.queries - 1 - query) : keys;
+        const int64_t seen = visible - start < count ? visible - start : count;
+        const float* bias = a.bias == nullptr
+                                ? nullptr
+                                : a.bias + batch * a.bias_strides[0] + head_of(r) * a.bias_strides[1] +
+                                      query * a.bias_strides[2] + start;
+        take_block(a, row(r), key, value, seen, bias);
+      }
+      start += count;
+    }
+    for (int64_t r = 0; r < rows; ++r) finish<T>(a, row(r), batch, head_of(r), r % a.queries);
+  }
+}
+
+}  // namespace
+
+namespace CANN_HOST_ISA {
+
+extern const ByType<DecodeKernel> decode_kernels =
+    by_type<DecodeKernel>(TypeList<float, Half, BFloat16>{}, []<class T> { return &decode<T>; });
+
+}  // namespace CANN_HOST_ISA
+}  // namespace cann_host::kernels

@@ -1,0 +1,114 @@
+#pragma once
+
+// Loops over the elements of a row for files that are compiled once per instruction set (simd.h): whole
+// vectors and then the rest, which is padded with zeros.
+
+#include "cann_host/kernels/simd.h"
+
+namespace cann_host::kernels {
+namespace {
+
+constexpr int lanes = width<float>;
+
+/// A whole vector of elements.
+struct Full {};
+/// The first `count` elements of a vector.
+struct Part {
+  int64_t count;
+};
+
+template <class T>
+Vec<float> load(const T* p, Full) {
+  return widen(p);
+}
+template <class T>
+Vec<float> load(const T* p, Part part) {
+  T padded[lanes] = {};
+  std::memcpy(padded, p, part.count * sizeof(T));
+  return widen(padded);
+}
+
+template <class T>
+void store(T* p, Vec<float> v, Full) {
+  narrow(p, v);
+}
+template <class T>
+void store(T* p, Vec<float> v, Part part) {
+  const auto packed = pack<T>(v);
+  std::memcpy(p, &packed, part.count * sizeof(T));
+}
+
+inline Vec<float> only(Vec<float> v, Full, float) { return v; }
+/// v with `other` in the lanes that are padding.
+inline Vec<float> only(Vec<float> v, Part part, float other) {
+  return select(lane_numbers<int32_t>() < static_cast<int32_t>(part.count), v, splat<Vec<float>>(other));
+}
+
+/// As if stored as T and loaded again.
+template <class T>
+Vec<float> rounded(Vec<float> v) {
+  if constexpr (std::is_same_v<T, float>) {
+    return v;
+  } else {
+    T stored[lanes];
+    narrow(stored, v);
+    return widen(stored);
+  }
+}
+
+/// f(i, Full or Part) for each vector of n elements.
+template <class F>
+void each_vector(int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) f(i, Full{});
+  if (i < n) f(i, Part{n - i});
+}
+
+inline float sum_of_lanes(Vec<float> v) {
+  float sum = 0;
+  for (int i = 0; i < lanes; ++i) sum += v[i];
+  return sum;
+}
+
+inline float maximum_of_lanes(Vec<float> v) {
+  float maximum = v[0];
+  for (int i = 1; i < lanes; ++i) maximum = v[i] > maximum || v[i] != v[i] ? v[i] : maximum;
+  return maximum;
+}
+
+/// The sum of f(i, Full or Part) over n elements. Four sums side by side hide the latency of the addition and
+/// keep the rounding error small.
+template <class F>
+float sum_over(int64_t n, const F& f) {
+  Vec<float> sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) sums[k] += f(i + k * lanes, Full{});
+  }
+  for (; i + lanes <= n; i += lanes) sums[0] += f(i, Full{});
+  if (i < n) sums[1] += only(f(i, Part{n - i}), Part{n - i}, 0);
+  return sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+/// The larger number; NaN if either is.
+inline Vec<float> larger(Vec<float> a, Vec<float> b) { return select((a > b) | (a != a), a, b); }
+
+/// The maximum of f(i, Full or Part) over n > 0 elements; NaN if any is.
+template <class F>
+float maximum_over(int64_t n, const F& f) {
+  Vec<float> maxima = splat<Vec<float>>(-__builtin_inff());
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) maxima = larger(maxima, f(i, Full{}));
+  if (i < n) maxima = larger(maxima, only(f(i, Part{n - i}), Part{n - i}, -__builtin_inff()));
+  return maximum_of_lanes(maxima);
+}
+
+/// The offset of row number `row`, counted over three dimensions.
+inline int64_t offset_of(int64_t row, const int64_t (&sizes)[3], const int64_t (&strides)[3]) {
+  const int64_t last = row % sizes[2], rest = row / sizes[2];
+  return last * strides[2] + rest % sizes[1] * strides[1] + rest / sizes[1] * strides[0];
+}
+
+}  // namespace
+}  // namespace cann_host::kernels
