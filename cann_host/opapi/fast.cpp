@@ -2,6 +2,8 @@
 
 #include <optional>
 
+#include "cann_host/kernels/matvec.h"
+
 namespace cann_host::fast {
 namespace {
 
@@ -122,6 +124,30 @@ bool fill(const aclScalar* value, aclTensor* out) {
   const auto number = kernel_scalar(*value);
   if (!type || !number || !out->is_contiguous()) return false;
   return kernels::fill(*type, *number, out->data(), out->numel());
+}
+
+bool is_one(const aclScalar* factor) {
+  const auto number = kernel_scalar(*factor);
+  return number && number->real == 1;
+}
+
+bool matvec(const aclTensor* self, const aclTensor* mat2, const aclTensor* bias, aclTensor* out) {
+  const auto type = kernel_type(self->dtype);
+  if (!type || self->sizes.size() != 2 || mat2->sizes.size() != 2 || self->dtype != mat2->dtype ||
+      self->dtype != out->dtype || !self->is_contiguous() || !out->is_contiguous()) {
+    return false;
+  }
+  const int64_t rows = self->sizes[0], inner = self->sizes[1], columns = mat2->sizes[1];
+  if (rows == 0 || rows > kernels::most_matvec_rows || inner < 2 || columns < 2 || mat2->strides[0] != 1 ||
+      mat2->strides[1] < inner) {
+    return false;
+  }
+  if (bias != nullptr && (bias->dtype != self->dtype || bias->sizes.size() != 1 ||
+                          bias->sizes[0] != columns || !bias->is_contiguous())) {
+    return false;
+  }
+  return kernels::matvec({*type, *type, self->data(), mat2->data(), bias == nullptr ? nullptr : bias->data(),
+                          nullptr, nullptr, out->data(), rows, columns, inner, mat2->strides[1]});
 }
 
 }  // namespace cann_host::fast

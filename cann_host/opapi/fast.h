@@ -29,4 +29,11 @@ bool copy(const aclTensor* self, aclTensor* out);
 /// out = value, converted.
 bool fill(const aclScalar* value, aclTensor* out);
 
+/// Whether a factor is 1.
+bool is_one(const aclScalar* factor);
+
+/// out = self mat2 (+ bias), self having few rows and mat2 being the transpose of a matrix whose rows lie in
+/// one piece, as the weight of a linear layer.
+bool matvec(const aclTensor* self, const aclTensor* mat2, const aclTensor* bias, aclTensor* out);
+
 }  // namespace cann_host::fast

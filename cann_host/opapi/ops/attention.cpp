@@ -1,201 +1,32 @@
-// Flash attention and its gradient: ATen's CPU flash kernels where they take the call, else plain matrix
-// products.
-#include <cmath>
-#include <limits>
+// CANN's attention operators: layouts and sequences of different lengths, over cann_host/opapi/attention.h.
+#include "cann_host/opapi/attention.h"
 
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
 namespace {
 
-/// What all versions of the operator say about one attention.
-struct Attention {
-  at::Tensor query, key, value;       // [B, N, S, D], views
-  std::optional<at::Tensor> shift;    // added to the scores
-  std::optional<at::Tensor> hidden;   // true hides a position
-  std::optional<at::Tensor> dropped;  // one bit an element of the scores; 0 drops it
-  double scale = 1;
-  double keep = 1;
-  int64_t sparse_mode = 0;
-  int64_t before = 0, after = 0;  // the band of sparse mode 4
-  bool shift_is_scaled = true;
-  std::string_view layout;
-  int64_t heads = 0;
+using Optional = std::optional<at::Tensor>;
 
-  int64_t groups() const { return query.size(1) / key.size(1); }
-};
+Optional present(const Optional& t) { return t.has_value() && t->numel() > 0 ? t : std::nullopt; }
 
-/// [B, N, S, D] view of any layout.
-at::Tensor heads_first(const at::Tensor& tensor, std::string_view layout, int64_t head_size) {
-  if (layout == "BNSD") return tensor;
-  if (layout == "BSND") return tensor.transpose(1, 2);
-  TORCH_CHECK(layout == "BSH" || layout == "SBH", "inputLayout is '", layout,
-              "'; known: BNSD, BSND, BSH, SBH");
-  const auto batch_first = layout == "SBH" ? tensor.transpose(0, 1) : tensor;
-  return batch_first.unflatten(2, {-1, head_size}).transpose(1, 2);
+/// The size of a head of a tensor with `heads` heads, in a layout other than TND.
+int64_t head_size_of(const at::Tensor& t, std::string_view layout, int64_t heads) {
+  return layout == "BSH" || layout == "SBH" ? t.size(2) / heads : t.size(3);
 }
 
-/// The positions that the sparse mode hides, or nothing.
-at::Tensor hidden_by_mode(const Attention& a) {
-  const int64_t rows = a.query.size(2), columns = a.key.size(2);
-  const auto all = [&] { return at::ones({rows, columns}, at::kBool); };
-  switch (a.sparse_mode) {
-    case 0:
-    case 1:
-      return {};
-    case 2:  // causal from the upper left corner
-      return all().triu(1);
-    case 3:  // causal from the lower right corner
-      return all().triu(columns - rows + 1);
-    case 4:  // a band along the diagonal of the lower right corner
-      return all().triu(columns - rows + a.after + 1).logical_or_(all().tril(columns - rows - a.before - 1));
-    default:
-      TORCH_CHECK(false, "sparseMode is ", a.sparse_mode, "; cann_host has 0 to 4");
-  }
-}
-
-/// Everything that is added to the scores after scaling, as one tensor; undefined if there is nothing.
-at::Tensor bias_of(const Attention& a, at::ScalarType dtype, bool causal_is_done) {
-  at::Tensor bias;
-  if (a.shift.has_value()) bias = a.shift_is_scaled ? *a.shift * a.scale : *a.shift;
-  at::Tensor hidden;
-  if (a.sparse_mode < 2) {
-    if (a.hidden.has_value()) hidden = a.hidden->to(at::kBool);
-  } else if (!causal_is_done) {
-    hidden = hidden_by_mode(a);
-  }
-  if (hidden.defined()) {
-    if (!bias.defined()) bias = at::zeros(hidden.sizes(), dtype);
-    bias = at::where(hidden, -std::numeric_limits<double>::infinity(), bias).to(dtype);
-  }
-  return bias.defined() ? bias.to(dtype) : bias;
-}
-
-bool flash_takes(const Attention& a) {
-  for (const auto* t : {&a.query, &a.key, &a.value}) {
-    if (t->stride(-1) != 1 || t->numel() == 0) return false;
-  }
-  return a.keep == 1 && a.query.size(3) == a.value.size(3) && a.value.size(1) == a.key.size(1);
-}
-
-/// A bias as the flash kernel wants it: two or four dimensions.
-std::optional<at::Tensor> flash_bias(const Attention& a) {
-  auto bias = bias_of(a, a.query.scalar_type(), a.sparse_mode == 2);
-  if (!bias.defined()) return std::nullopt;
-  return bias.dim() == 3 ? bias.unsqueeze(0) : bias;
-}
-
-/// Scores before softmax, in float32, with one key head for each query head.
-at::Tensor scores(const Attention& a, const at::Tensor& key) {
-  auto result = at::matmul(a.query.to(at::kFloat), key.transpose(-1, -2)).mul_(a.scale);
-  if (const auto bias = bias_of(a, at::kFloat, false); bias.defined()) result = result + bias;
-  return result;
-}
-
-at::Tensor per_query_head(const Attention& a, const at::Tensor& tensor) {
-  const auto wide = tensor.to(at::kFloat);
-  return a.groups() == 1 ? wide : wide.repeat_interleave(a.groups(), 1);
-}
-
-/// 0 where dropout drops, 1 / keep elsewhere.
-at::Tensor dropout_factor(const Attention& a, at::IntArrayRef sizes) {
-  const auto bits = a.dropped->contiguous().view(-1).unsqueeze(1);
-  const auto shifts = at::arange(8, at::kByte);
-  const auto kept = bits.bitwise_right_shift(shifts).bitwise_and_(1).view(-1);
-  return kept.slice(0, 0, c10::multiply_integers(sizes)).view(sizes).to(at::kFloat).div_(a.keep);
-}
-
-void set_statistic(const std::optional<at::Tensor>& out, const at::Tensor& value) {
-  if (out.has_value() && out->numel() > 0) out->copy_(value.unsqueeze(-1).expand_as(*out));
-}
-
-void store(at::Tensor& out, const at::Tensor& result, const Attention& a) {
-  assign(heads_first(out, a.layout, result.size(3)), result);
-}
-
-void forward(const Attention& a, const std::optional<at::Tensor>& maximum,
-             const std::optional<at::Tensor>& sum, const std::optional<at::Tensor>& probabilities,
-             at::Tensor& out) {
-  const Placement placement({out});
-  if (flash_takes(a)) {
-    const auto [result, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
-        a.query, a.key, a.value, 0.0, a.sparse_mode == 2, flash_bias(a), a.scale);
-    store(out, result, a);
-    // Any pair with maximum + log(sum) = logsumexp serves the gradient.
-    set_statistic(maximum, logsumexp);
-    if (sum.has_value()) sum->fill_(1);
-    return;
-  }
-  const auto raw = scores(a, per_query_head(a, a.key));
-  const auto top = raw.amax(-1);
-  auto weights = raw.softmax(-1);
-  set_statistic(maximum, top);
-  set_statistic(sum, (raw - top.unsqueeze(-1)).exp_().sum(-1));
-  if (a.keep != 1 && a.dropped.has_value()) weights = weights * dropout_factor(a, weights.sizes());
-  if (probabilities.has_value() && probabilities->numel() > 0) probabilities->copy_(weights);
-  store(out, at::matmul(weights, per_query_head(a, a.value)), a);
-}
-
-void backward(const Attention& a, const at::Tensor& dy, const std::optional<at::Tensor>& maximum,
-              const std::optional<at::Tensor>& sum, const std::optional<at::Tensor>& out, at::Tensor& dq,
-              at::Tensor& dk, at::Tensor& dv, const std::optional<at::Tensor>& dshift) {
-  const Placement placement({dq, dk, dv});
-  const auto grad = heads_first(dy, a.layout, a.value.size(3));
-  const bool wants_shift = dshift.has_value() && dshift->numel() > 0;
-  if (flash_takes(a) && !wants_shift && maximum.has_value() && sum.has_value() && out.has_value()) {
-    // The layout of the forward kernel: [B, S, N] transposed.
-    const auto logsumexp =
-        (maximum->select(-1, 0) + sum->select(-1, 0).log()).transpose(1, 2).contiguous().transpose(1, 2);
-    const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, a.query, a.key, a.value, heads_first(*out, a.layout, a.value.size(3)), logsumexp, 0.0,
-        a.sparse_mode == 2, flash_bias(a), a.scale);
-    detail::assign_all({heads_first(dq, a.layout, a.query.size(3)), heads_first(dk, a.layout, a.key.size(3)),
-                        heads_first(dv, a.layout, a.value.size(3))},
-                       {q, k, v});
-    return;
-  }
-  const auto key = per_query_head(a, a.key);
-  auto weights = scores(a, key).softmax(-1);
-  const auto wide_grad = grad.to(at::kFloat);
-  auto dweights = at::matmul(wide_grad, per_query_head(a, a.value).transpose(-1, -2));
-  auto dropped = weights;
-  if (a.keep != 1 && a.dropped.has_value()) {
-    const auto factor = dropout_factor(a, weights.sizes());
-    dropped = weights * factor;
-    dweights = dweights * factor;
-  }
-  const auto dscores = weights * (dweights - (dweights * weights).sum(-1, true));
-  const auto of_key_head = [&](const at::Tensor& t) {
-    return a.groups() == 1 ? t : t.unflatten(1, {a.key.size(1), a.groups()}).sum(2);
-  };
-  store(dq, at::matmul(dscores, key).mul_(a.scale), a);
-  store(dk, of_key_head(at::matmul(dscores.transpose(-1, -2), a.query.to(at::kFloat)).mul_(a.scale)), a);
-  store(dv, of_key_head(at::matmul(dropped.transpose(-1, -2), wide_grad)), a);
-  if (wants_shift)
-    dshift->copy_((a.shift_is_scaled ? dscores * a.scale : dscores).sum_to_size(dshift->sizes()));
-}
-
-Attention describe(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                   const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& dropMask,
-                   const std::optional<at::Tensor>& attenMask, double scale, double keep, int64_t before,
-                   int64_t after, int64_t heads, std::string_view layout, int64_t sparse_mode,
-                   int64_t pse_type) {
-  const auto present = [](const std::optional<at::Tensor>& t) {
-    return t.has_value() && t->numel() > 0 ? t : std::nullopt;
-  };
+/// What the training operators say beside query, key, value and their layout.
+Attention options(const Optional& shift, const Optional& dropped, const Optional& hidden,
+                  const Optional& sink, at::OptionalIntArrayRef prefix, double scale, double keep,
+                  int64_t before, int64_t after, int64_t sparse_mode, int64_t pse_type) {
   TORCH_CHECK(pse_type == 0 || pse_type == 1, "pseType is ", pse_type,
               "; cann_host has 0 (added after scaling) and 1 (before)");
   Attention a;
-  a.layout = layout;
-  a.heads = heads;
-  const bool flat = layout == "BSH" || layout == "SBH";
-  const int64_t head_size = flat ? query.size(2) / heads : query.size(3);
-  a.query = heads_first(query, layout, head_size);
-  a.key = heads_first(key, layout, head_size);
-  a.value = heads_first(value, layout, flat ? value.size(2) / a.key.size(1) : value.size(3));
   a.shift = present(shift);
-  a.dropped = present(dropMask);
-  a.hidden = present(attenMask);
+  a.dropped = present(dropped);
+  a.hidden = present(hidden);
+  a.sink = present(sink);
+  if (prefix.has_value()) a.prefix = prefix->vec();
   a.scale = scale;
   a.keep = keep;
   a.before = before;
@@ -205,65 +36,179 @@ Attention describe(const at::Tensor& query, const at::Tensor& key, const at::Ten
   return a;
 }
 
-}  // namespace
-
-void FlashAttentionScore(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                         const std::optional<at::Tensor>& realShift,
-                         const std::optional<at::Tensor>& dropMask, const std::optional<at::Tensor>&,
-                         const std::optional<at::Tensor>& attenMask, at::OptionalIntArrayRef,
-                         double scaleValue, double keepProb, int64_t preTokens, int64_t nextTokens,
-                         int64_t headNum, std::string_view inputLayout, int64_t, int64_t sparseMode,
-                         const std::optional<at::Tensor>& softmaxMax,
-                         const std::optional<at::Tensor>& softmaxSum,
-                         const std::optional<at::Tensor>& softmaxOut, at::Tensor& attentionOut) {
-  forward(describe(query, key, value, realShift, dropMask, attenMask, scaleValue, keepProb, preTokens,
-                   nextTokens, headNum, inputLayout, sparseMode, /*pse_type=*/1),
-          softmaxMax, softmaxSum, softmaxOut, attentionOut);
+void set_statistics(const at::Tensor& log_sum_exp, const Optional& maximum, const Optional& sum) {
+  // Any pair with maximum + log(sum) = logsumexp serves the gradient.
+  if (maximum.has_value()) maximum->copy_(log_sum_exp.unsqueeze(-1).expand_as(*maximum));
+  if (sum.has_value()) sum->fill_(1);
 }
 
-void FlashAttentionScoreV2(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                           const std::optional<at::Tensor>& realShift,
-                           const std::optional<at::Tensor>& dropMask, const std::optional<at::Tensor>&,
-                           const std::optional<at::Tensor>& attenMask, at::OptionalIntArrayRef,
+at::Tensor log_sum_exp_of(const Optional& maximum, const Optional& sum) {
+  TORCH_CHECK(maximum.has_value() && sum.has_value(),
+              "the gradient of attention needs softmaxMax and softmaxSum");
+  return maximum->select(-1, 0) + sum->select(-1, 0).log();
+}
+
+/// One sequence of layout TND: tokens [begin, end) of queries and keys.
+struct Sequence {
+  int64_t index, query_begin, query_end, key_begin, key_end;
+};
+
+std::vector<Sequence> sequences(at::OptionalIntArrayRef query_ends, at::OptionalIntArrayRef key_ends) {
+  TORCH_CHECK(query_ends.has_value() && key_ends.has_value() && query_ends->size() == key_ends->size(),
+              "layout TND needs actualSeqQLen and actualSeqKvLen of one length");
+  std::vector<Sequence> result;
+  int64_t query_begin = 0, key_begin = 0;
+  for (size_t i = 0; i < query_ends->size(); ++i) {
+    result.push_back({static_cast<int64_t>(i), query_begin, (*query_ends)[i], key_begin, (*key_ends)[i]});
+    query_begin = (*query_ends)[i];
+    key_begin = (*key_ends)[i];
+  }
+  return result;
+}
+
+/// [1, N, tokens, D] of [T, N, D].
+at::Tensor tokens(const at::Tensor& t, int64_t begin, int64_t end) {
+  return t.slice(0, begin, end).transpose(0, 1).unsqueeze(0);
+}
+
+/// What of a mask or bias belongs to one sequence: its own batch, and only as many queries and keys.
+Optional of_sequence(const Optional& t, const Sequence& s, int64_t batch) {
+  if (!t.has_value()) return t;
+  auto part = *t;
+  if (part.dim() == 4 && part.size(0) == batch && batch > 1) part = part.slice(0, s.index, s.index + 1);
+  if (part.size(-2) > 1) part = part.slice(-2, 0, s.query_end - s.query_begin);
+  if (part.size(-1) > 1) part = part.slice(-1, 0, s.key_end - s.key_begin);
+  return part;
+}
+
+Attention of_sequence(const Attention& all, const Sequence& s, int64_t batch, const at::Tensor& query,
+                      const at::Tensor& key, const at::Tensor& value) {
+  Attention a = all;
+  a.query = tokens(query, s.query_begin, s.query_end);
+  a.key = tokens(key, s.key_begin, s.key_end);
+  a.value = tokens(value, s.key_begin, s.key_end);
+  a.shift = of_sequence(all.shift, s, batch);
+  a.hidden = all.sparse_mode < 2 ? of_sequence(all.hidden, s, batch) : all.hidden;
+  if (!all.prefix.empty()) a.prefix = {all.prefix.at(s.index)};
+  return a;
+}
+
+}  // namespace
+
+void FlashAttentionScoreV3(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           const Optional& realShift, const Optional& dropMask, const Optional&,
+                           const Optional& attenMask, const Optional& sink, at::OptionalIntArrayRef prefix,
                            at::OptionalIntArrayRef, at::OptionalIntArrayRef, double scaleValue,
                            double keepProb, int64_t preTokens, int64_t nextTokens, int64_t headNum,
                            std::string_view inputLayout, int64_t, int64_t sparseMode, int64_t pseType,
-                           const std::optional<at::Tensor>& softmaxMax,
-                           const std::optional<at::Tensor>& softmaxSum,
-                           const std::optional<at::Tensor>& softmaxOut, at::Tensor& attentionOut) {
-  forward(describe(query, key, value, realShift, dropMask, attenMask, scaleValue, keepProb, preTokens,
-                   nextTokens, headNum, inputLayout, sparseMode, pseType),
-          softmaxMax, softmaxSum, softmaxOut, attentionOut);
+                           const Optional& softmaxMax, const Optional& softmaxSum, const Optional&,
+                           at::Tensor& attentionOut) {
+  auto a = options(realShift, dropMask, attenMask, sink, prefix, scaleValue, keepProb, preTokens, nextTokens,
+                   sparseMode, pseType);
+  const int64_t size = head_size_of(query, inputLayout, headNum);
+  a.query = heads_first(query, inputLayout, size);
+  a.key = heads_first(key, inputLayout, size);
+  a.value = heads_first(value, inputLayout, head_size_of(value, inputLayout, a.key.size(1)));
+  const Placement placement({attentionOut});
+  const auto result = attend(a);
+  assign(heads_first(attentionOut, inputLayout, result.out.size(3)), result.out);
+  set_statistics(result.log_sum_exp, softmaxMax, softmaxSum);
 }
 
-void FlashAttentionScoreGrad(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                             const at::Tensor& dy, const std::optional<at::Tensor>& pseShift,
-                             const std::optional<at::Tensor>& dropMask, const std::optional<at::Tensor>&,
-                             const std::optional<at::Tensor>& attenMask,
-                             const std::optional<at::Tensor>& softmaxMax,
-                             const std::optional<at::Tensor>& softmaxSum, const std::optional<at::Tensor>&,
-                             const std::optional<at::Tensor>& attentionIn, at::OptionalIntArrayRef,
-                             double scaleValue, double keepProb, int64_t preTokens, int64_t nextTokens,
-                             int64_t headNum, std::string_view inputLayout, int64_t, int64_t sparseMode,
-                             at::Tensor& dq, at::Tensor& dk, at::Tensor& dv,
-                             const std::optional<at::Tensor>& dpse) {
-  backward(describe(query, key, value, pseShift, dropMask, attenMask, scaleValue, keepProb, preTokens,
-                    nextTokens, headNum, inputLayout, sparseMode, /*pse_type=*/1),
-           dy, softmaxMax, softmaxSum, attentionIn, dq, dk, dv, dpse);
+void FlashAttentionVarLenScoreV5(
+    const at::Tensor& query, const Optional& queryRope, const at::Tensor& key, const Optional& keyRope,
+    const at::Tensor& value, const Optional& realShift, const Optional& dropMask, const Optional&,
+    const Optional& attenMask, const Optional& sink, at::OptionalIntArrayRef prefix,
+    at::OptionalIntArrayRef actualSeqQLen, at::OptionalIntArrayRef actualSeqKvLen, at::OptionalIntArrayRef,
+    at::OptionalIntArrayRef, double scaleValue, double keepProb, int64_t preTokens, int64_t nextTokens,
+    int64_t, std::string_view inputLayout, int64_t, int64_t sparseMode, int64_t pseType, std::string_view,
+    const Optional& softmaxMax, const Optional& softmaxSum, const Optional&, at::Tensor& attentionOut) {
+  TORCH_CHECK(inputLayout == "TND", "inputLayout is '", inputLayout, "'; expected TND");
+  TORCH_CHECK(keepProb == 1, "dropout with layout TND is not in cann_host; keepProb is ", keepProb);
+  const auto all = options(realShift, dropMask, attenMask, sink, prefix, scaleValue, keepProb, preTokens,
+                           nextTokens, sparseMode, pseType);
+  const auto with_rope = [](const at::Tensor& t, const Optional& rope) {
+    return rope.has_value() ? at::cat({t, *rope}, -1) : t;
+  };
+  const auto whole_query = with_rope(query, queryRope), whole_key = with_rope(key, keyRope);
+  const auto parts = sequences(actualSeqQLen, actualSeqKvLen);
+  for (const auto& s : parts) {
+    const auto a = of_sequence(all, s, static_cast<int64_t>(parts.size()), whole_query, whole_key, value);
+    if (a.query.numel() == 0) continue;
+    const auto result = attend(a);
+    tokens(attentionOut, s.query_begin, s.query_end).copy_(result.out);
+    const auto of = [&](const Optional& statistic) {
+      return statistic.has_value() ? Optional(tokens(*statistic, s.query_begin, s.query_end)) : std::nullopt;
+    };
+    set_statistics(result.log_sum_exp, of(softmaxMax), of(softmaxSum));
+  }
 }
 
-void FlashAttentionScoreGradV2(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& dy,
-    const std::optional<at::Tensor>& pseShift, const std::optional<at::Tensor>& dropMask,
-    const std::optional<at::Tensor>&, const std::optional<at::Tensor>& attenMask,
-    const std::optional<at::Tensor>& softmaxMax, const std::optional<at::Tensor>& softmaxSum,
-    const std::optional<at::Tensor>&, const std::optional<at::Tensor>& attentionIn, at::OptionalIntArrayRef,
-    at::OptionalIntArrayRef, at::OptionalIntArrayRef, double scaleValue, double keepProb, int64_t preTokens,
-    int64_t nextTokens, int64_t headNum, std::string_view inputLayout, int64_t, int64_t sparseMode,
-    int64_t pseType, at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const std::optional<at::Tensor>& dpse) {
-  backward(describe(query, key, value, pseShift, dropMask, attenMask, scaleValue, keepProb, preTokens,
-                    nextTokens, headNum, inputLayout, sparseMode, pseType),
-           dy, softmaxMax, softmaxSum, attentionIn, dq, dk, dv, dpse);
+void FlashAttentionScoreGradV3(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                               const at::Tensor& dy, const Optional& pseShift, const Optional& dropMask,
+                               const Optional&, const Optional& attenMask, const Optional& softmaxMax,
+                               const Optional& softmaxSum, const Optional&, const Optional& attentionIn,
+                               const Optional& sink, at::OptionalIntArrayRef prefix, at::OptionalIntArrayRef,
+                               at::OptionalIntArrayRef, double scaleValue, double keepProb, int64_t preTokens,
+                               int64_t nextTokens, int64_t headNum, std::string_view inputLayout, int64_t,
+                               int64_t sparseMode, int64_t pseType, at::Tensor& dq, at::Tensor& dk,
+                               at::Tensor& dv, const Optional& dpse, const Optional& dsink) {
+  auto a = options(pseShift, dropMask, attenMask, sink, prefix, scaleValue, keepProb, preTokens, nextTokens,
+                   sparseMode, pseType);
+  const int64_t size = head_size_of(query, inputLayout, headNum);
+  a.query = heads_first(query, inputLayout, size);
+  a.key = heads_first(key, inputLayout, size);
+  const int64_t value_size = head_size_of(value, inputLayout, a.key.size(1));
+  a.value = heads_first(value, inputLayout, value_size);
+  TORCH_CHECK(attentionIn.has_value(), "the gradient of attention needs attentionIn");
+  const auto wants = [](const Optional& t) { return t.has_value() && t->numel() > 0; };
+  const Placement placement({dq, dk, dv});
+  const AttentionResult result{heads_first(*attentionIn, inputLayout, value_size),
+                               log_sum_exp_of(softmaxMax, softmaxSum)};
+  const auto gradient = attend_backward(a, heads_first(dy, inputLayout, value_size), result, wants(dpse),
+                                        wants(dsink) && a.sink.has_value());
+  detail::assign_all({heads_first(dq, inputLayout, size), heads_first(dk, inputLayout, size),
+                      heads_first(dv, inputLayout, value_size)},
+                     {gradient.query, gradient.key, gradient.value});
+  if (gradient.shift.defined()) dpse->copy_(gradient.shift.sum_to_size(dpse->sizes()));
+  if (gradient.sink.defined()) dsink->copy_(gradient.sink);
+}
+
+void FlashAttentionUnpaddingScoreGradV5(
+    const at::Tensor& query, const Optional& queryRope, const at::Tensor& key, const Optional& keyRope,
+    const at::Tensor& value, const at::Tensor& dy, const Optional& pseShift, const Optional& dropMask,
+    const Optional&, const Optional& attenMask, const Optional& softmaxMax, const Optional& softmaxSum,
+    const Optional&, const Optional& attentionIn, const Optional& sink, at::OptionalIntArrayRef prefix,
+    at::OptionalIntArrayRef actualSeqQLen, at::OptionalIntArrayRef actualSeqKvLen, at::OptionalIntArrayRef,
+    at::OptionalIntArrayRef, double scaleValue, double keepProb, int64_t preTokens, int64_t nextTokens,
+    int64_t, std::string_view, int64_t, int64_t sparseMode, int64_t pseType, std::string_view, at::Tensor& dq,
+    const Optional&, at::Tensor& dk, const Optional&, at::Tensor& dv, const Optional& dpse,
+    const Optional& dsink) {
+  TORCH_CHECK(!queryRope.has_value() && !keyRope.has_value(),
+              "gradients to queryRope and keyRope are not in cann_host");
+  TORCH_CHECK(keepProb == 1, "dropout with layout TND is not in cann_host; keepProb is ", keepProb);
+  TORCH_CHECK(!dpse.has_value() || dpse->numel() == 0,
+              "a gradient to pse with layout TND is not in cann_host");
+  TORCH_CHECK(attentionIn.has_value(), "the gradient of attention needs attentionIn");
+  const auto all = options(pseShift, dropMask, attenMask, sink, prefix, scaleValue, keepProb, preTokens,
+                           nextTokens, sparseMode, pseType);
+  const auto log_sum_exp = log_sum_exp_of(softmaxMax, softmaxSum);  // [T, N]
+  const bool wants_sink = dsink.has_value() && dsink->numel() > 0 && all.sink.has_value();
+  for (auto* t : {&dq, &dk, &dv}) t->zero_();
+  if (wants_sink) dsink->zero_();
+  const auto parts = sequences(actualSeqQLen, actualSeqKvLen);
+  for (const auto& s : parts) {
+    const auto a = of_sequence(all, s, static_cast<int64_t>(parts.size()), query, key, value);
+    if (a.query.numel() == 0) continue;
+    const AttentionResult result{tokens(*attentionIn, s.query_begin, s.query_end),
+                                 log_sum_exp.slice(0, s.query_begin, s.query_end).t().unsqueeze(0)};
+    const auto gradient =
+        attend_backward(a, tokens(dy, s.query_begin, s.query_end), result, /*wants_shift=*/false, wants_sink);
+    tokens(dq, s.query_begin, s.query_end).copy_(gradient.query);
+    tokens(dk, s.key_begin, s.key_end).copy_(gradient.key);
+    tokens(dv, s.key_begin, s.key_end).copy_(gradient.value);
+    if (wants_sink) dsink->add_(gradient.sink);
+  }
 }
 
 }  // namespace cann_host::host

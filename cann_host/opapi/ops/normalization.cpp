@@ -48,32 +48,6 @@ void LayerNormBackward(const at::Tensor& gradOut, const at::Tensor& input, at::I
                                         mask3(outputMask)));
 }
 
-void RmsNorm(const at::Tensor& x, const at::Tensor& gamma, double epsilon, at::Tensor& y, at::Tensor& rstd) {
-  std::vector<int64_t> dims;
-  for (int64_t d = x.dim() - gamma.dim(); d < x.dim(); ++d) dims.push_back(d);
-  const auto wide = x.to(at::kFloat);
-  const auto scale = wide.square().mean(dims, /*keepdim=*/true).add_(epsilon).rsqrt_();
-  rstd.copy_(scale.view(rstd.sizes()));
-  y.copy_(wide.mul(scale).mul_(gamma));
-}
-
-void RmsNormGrad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& gamma,
-                 at::Tensor& dx, at::Tensor& dgamma) {
-  std::vector<int64_t> outer, inner, scale_sizes = x.sizes().vec();
-  for (int64_t d = 0; d < x.dim(); ++d) {
-    const bool normalized = d >= x.dim() - gamma.dim();
-    (normalized ? inner : outer).push_back(d);
-    if (normalized) scale_sizes[d] = 1;
-  }
-  const auto scale = rstd.to(at::kFloat).view(scale_sizes);
-  const auto normal = x.to(at::kFloat).mul(scale);
-  const auto grad = dy.to(at::kFloat);
-  const auto grad_normal = grad * gamma;
-  dx.copy_((grad_normal - normal * (grad_normal * normal).mean(inner, true)).mul_(scale));
-  const auto products = grad.mul(normal);
-  dgamma.copy_(outer.empty() ? products : products.sum(outer));
-}
-
 void GroupNorm(const at::Tensor& self, const std::optional<at::Tensor>& gamma,
                const std::optional<at::Tensor>& beta, int64_t N, int64_t C, int64_t HxW, int64_t group,
                double eps, at::Tensor& out, at::Tensor& meanOut, at::Tensor& rstdOut) {

@@ -1,5 +1,6 @@
 #include <charconv>
 
+#include "cann_host/opapi/fused.h"
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
@@ -15,12 +16,40 @@ double meant(float value) {
   return result;
 }
 
+/// Whether the state can be updated in one pass of cann_host's own kernel.
+bool is_plain(const at::Tensor& parameter, const at::Tensor& state) {
+  return state.is_contiguous() && state.scalar_type() == parameter.scalar_type();
+}
+
 }  // namespace
 
 void ApplyAdamWV2(at::Tensor& varRef, at::Tensor& mRef, at::Tensor& vRef,
                   const std::optional<at::Tensor>& maxGradNormOptionalRef, const at::Tensor& grad,
                   const at::Tensor& step, float lr, float beta1, float beta2, float weightDecay, float eps,
                   bool amsgrad, bool maximize) {
+  const bool takes_gradient = grad.is_contiguous() && (grad.scalar_type() == varRef.scalar_type() ||
+                                                       grad.scalar_type() == at::kFloat);
+  if (is_plain(varRef, varRef) && is_plain(varRef, mRef) && is_plain(varRef, vRef) && takes_gradient &&
+      (!amsgrad || is_plain(varRef, *maxGradNormOptionalRef))) {
+    kernels::AdamW call{};
+    call.type = kernel_type(varRef);
+    call.gradient_type = kernel_type(grad);
+    call.parameter = varRef.mutable_data_ptr();
+    call.exp_avg = mRef.mutable_data_ptr();
+    call.exp_avg_sq = vRef.mutable_data_ptr();
+    call.max_exp_avg_sq = amsgrad ? maxGradNormOptionalRef->mutable_data_ptr() : nullptr;
+    call.gradient = grad.const_data_ptr();
+    call.count = varRef.numel();
+    call.learning_rate = meant(lr);
+    call.beta1 = meant(beta1);
+    call.beta2 = meant(beta2);
+    call.epsilon = meant(eps);
+    call.weight_decay = meant(weightDecay);
+    call.step = step.item<double>() + 1;
+    call.maximize = maximize;
+    kernels::adamw(call);
+    return;
+  }
   const auto steps = at::add(step, 1).to(at::kFloat).reshape(at::IntArrayRef());
   std::vector<at::Tensor> max_squares;
   if (amsgrad) max_squares.push_back(*maxGradNormOptionalRef);

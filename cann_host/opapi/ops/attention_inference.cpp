@@ -1,0 +1,342 @@
+// CANN's attention operators for inference: caches, sequences of different lengths, paged keys and values.
+#include "cann_host/opapi/attention.h"
+#include "opapi/host_functions.h"
+
+namespace cann_host::host {
+namespace {
+
+using Optional = std::optional<at::Tensor>;
+
+/// One call of the family, whatever the operator.
+struct Inference {
+  at::Tensor query;
+  std::vector<at::Tensor> key, value;  // one for all sequences, or one each
+  Optional shift, hidden, query_rope, key_rope, sink;
+  at::IntArrayRef query_lengths, key_lengths;  // empty: whole
+  at::Tensor block_table;
+  int64_t block_size = 0;
+  int64_t heads = 1, key_heads = 1;
+  double scale = 1;
+  int64_t before = 0, after = 0, sparse_mode = 0;
+  std::string_view layout;
+
+  bool is_flat() const { return layout == "BSH"; }
+  bool is_ragged() const { return layout == "TND"; }
+  bool is_paged() const { return block_table.defined(); }
+  int64_t batch() const { return is_ragged() ? static_cast<int64_t>(query_lengths.size()) : query.size(0); }
+};
+
+void refuse(std::initializer_list<std::pair<const char*, const Optional*>> arguments) {
+  for (const auto& [name, tensor] : arguments) {
+    TORCH_CHECK(!tensor->has_value(), name, " is not supported by cann_host; leave it out");
+  }
+}
+
+/// [B, N, S, D] of a tensor that is not ragged.
+at::Tensor by_heads(const at::Tensor& t, std::string_view layout, int64_t heads) {
+  const auto plain = layout == "BNSD_BSND" ? std::string_view("BNSD") : layout;
+  return heads_first(t, plain, plain == "BSH" ? t.size(2) / heads : 0);
+}
+
+/// [blocks, N, block size, D] of a paged cache.
+at::Tensor blocks_by_heads(const at::Tensor& cache, int64_t heads) {
+  if (cache.dim() == 4) return cache;
+  TORCH_CHECK(cache.dim() == 3, "a paged cache is [blocks, blockSize, H] or [blocks, N, blockSize, D]; got ",
+              cache.sizes());
+  return cache.unflatten(2, {heads, -1}).transpose(1, 2);
+}
+
+/// Keys or values of one sequence, [1, N, length, D].
+at::Tensor cached(const Inference& call, const std::vector<at::Tensor>& cache, int64_t sequence,
+                  int64_t begin, int64_t length) {
+  if (call.is_paged()) {
+    const int64_t count = (length + call.block_size - 1) / call.block_size;
+    const auto blocks = call.block_table[sequence].slice(0, 0, count);
+    const auto gathered = blocks_by_heads(cache[0], call.key_heads).index_select(0, blocks);
+    return gathered.transpose(0, 1).flatten(1, 2).slice(1, 0, length).unsqueeze(0);
+  }
+  if (call.is_ragged()) return cache[0].slice(0, begin, begin + length).transpose(0, 1).unsqueeze(0);
+  const bool one_each = cache.size() > 1;
+  const auto all = by_heads(cache[one_each ? sequence : 0], call.layout, call.key_heads);
+  const int64_t place = one_each ? 0 : sequence;
+  return all.slice(0, place, place + 1).slice(2, 0, length);
+}
+
+Attention options(const Inference& call) {
+  Attention a;
+  a.shift = call.shift;
+  a.hidden = call.hidden;
+  if (a.hidden.has_value()) a.hidden = a.hidden->to(at::kBool);
+  a.sink = call.sink;
+  a.scale = call.scale;
+  a.before = call.before;
+  a.after = call.after;
+  a.sparse_mode = call.sparse_mode;
+  a.shift_is_scaled = false;
+  return a;
+}
+
+/// Where sequence number i of all lies.
+struct Span {
+  int64_t query_begin, query_length, key_begin, key_length;
+};
+
+std::vector<Span> spans(const Inference& call) {
+  std::vector<Span> result;
+  int64_t query_begin = 0, key_begin = 0;
+  const auto pick = [](at::IntArrayRef list, int64_t i, int64_t otherwise) {
+    return list.empty() ? otherwise : list[list.size() == 1 ? 0 : i];
+  };
+  for (int64_t i = 0; i < call.batch(); ++i) {
+    Span s{};
+    if (call.is_ragged()) {
+      s.query_begin = query_begin;
+      s.query_length = call.query_lengths[i] - query_begin;
+      query_begin = call.query_lengths[i];
+      TORCH_CHECK(static_cast<int64_t>(call.key_lengths.size()) == call.batch(),
+                  "layout TND needs as many key lengths as query lengths");
+      // A paged cache has a length each, a ragged one ends.
+      s.key_begin = call.is_paged() ? 0 : key_begin;
+      s.key_length = call.is_paged() ? call.key_lengths[i] : call.key_lengths[i] - key_begin;
+      key_begin = call.key_lengths[i];
+    } else {
+      s.query_length = pick(call.query_lengths, i, by_heads(call.query, call.layout, call.heads).size(2));
+      const int64_t whole =
+          call.is_paged()
+              ? call.block_table.size(1) * call.block_size
+              : by_heads(call.key[call.key.size() > 1 ? i : 0], call.layout, call.key_heads).size(2);
+      s.key_length = pick(call.key_lengths, i, whole);
+    }
+    result.push_back(s);
+  }
+  return result;
+}
+
+/// The part of a mask that belongs to one sequence.
+Optional part_of(const Optional& t, int64_t i, int64_t batch, int64_t queries, int64_t keys) {
+  if (!t.has_value()) return t;
+  auto part = *t;
+  if (part.dim() >= 3 && part.size(0) == batch && batch > 1) part = part.slice(0, i, i + 1);
+  if (part.dim() == 3) part = part.unsqueeze(1);
+  if (part.dim() >= 2 && part.size(-2) > 1) part = part.slice(-2, 0, queries);
+  if (part.size(-1) > 1) part = part.slice(-1, 0, keys);
+  return part;
+}
+
+/// All sequences by the decode kernel at once, where that takes them.
+std::optional<AttentionResult> decode_all(const Inference& call, const std::vector<Span>& parts) {
+  if (call.is_ragged() || call.key.size() > 1 || call.query_rope.has_value() || parts.empty()) return {};
+  if (call.sparse_mode == 2 || call.sparse_mode == 4) return {};
+  Attention a = options(call);
+  a.query = by_heads(call.query, call.layout, call.heads);
+  for (const auto& s : parts) {
+    if (s.query_length != a.query.size(2)) return {};
+  }
+  a.key = call.is_paged() ? blocks_by_heads(call.key[0], call.key_heads)
+                          : by_heads(call.key[0], call.layout, call.key_heads);
+  a.value = call.is_paged() ? blocks_by_heads(call.value[0], call.key_heads)
+                            : by_heads(call.value[0], call.layout, call.key_heads);
+  if (!decodes(a) || (call.sparse_mode == 0 && a.hidden.has_value() && call.before < INT32_MAX)) return {};
+  for (auto* t : {&a.shift, &a.hidden}) {
+    if (t->has_value() && (*t)->dim() == 3) *t = (*t)->unsqueeze(1);
+  }
+  KeyCache cache;
+  for (const auto& s : parts) cache.lengths.push_back(s.key_length);
+  cache.block_table = call.block_table;
+  cache.block_size = call.block_size;
+  return decode(a, cache);
+}
+
+/// A view of an output as [B, N, S, …]; D is its last dimension.
+at::Tensor output_by_heads(const Inference& call, const at::Tensor& out) {
+  return call.layout == "BNSD_BSND" ? out.transpose(1, 2) : by_heads(out, call.layout, call.heads);
+}
+
+void run(const Inference& call, const at::Tensor& out, const at::Tensor& log_sum_exp) {
+  const auto parts = spans(call);
+  if (const auto result = decode_all(call, parts)) {
+    output_by_heads(call, out).copy_(result->out);
+    if (log_sum_exp.defined()) log_sum_exp.copy_(result->log_sum_exp.unsqueeze(-1));
+    return;
+  }
+  if (!call.is_ragged()) out.zero_();  // queries beyond a sequence's length
+  for (int64_t i = 0; i < call.batch(); ++i) {
+    const Span& s = parts[i];
+    if (s.query_length == 0) continue;
+    Attention a = options(call);
+    const auto queries_of = [&](const at::Tensor& t) {
+      if (call.is_ragged())
+        return t.slice(0, s.query_begin, s.query_begin + s.query_length).transpose(0, 1).unsqueeze(0);
+      return by_heads(t, call.layout, call.heads).slice(0, i, i + 1).slice(2, 0, s.query_length);
+    };
+    a.query = queries_of(call.query);
+    a.key = cached(call, call.key, i, s.key_begin, s.key_length);
+    a.value = cached(call, call.value, i, s.key_begin, s.key_length);
+    if (call.query_rope.has_value()) {
+      a.query = at::cat({a.query, queries_of(*call.query_rope)}, -1);
+      a.key = at::cat({a.key, cached(call, {*call.key_rope}, i, s.key_begin, s.key_length)}, -1);
+    }
+    const bool whole_mask = call.sparse_mode < 2;
+    a.hidden = whole_mask ? part_of(a.hidden, i, call.batch(), s.query_length, s.key_length) : a.hidden;
+    a.shift = part_of(a.shift, i, call.batch(), s.query_length, s.key_length);
+    const auto result = attend(a);
+    const auto place = [&](const at::Tensor& t) {
+      if (call.is_ragged())
+        return t.slice(0, s.query_begin, s.query_begin + s.query_length).transpose(0, 1).unsqueeze(0);
+      return t.slice(0, i, i + 1).slice(2, 0, s.query_length);
+    };
+    place(call.is_ragged() ? out : output_by_heads(call, out)).copy_(result.out);
+    if (log_sum_exp.defined()) place(log_sum_exp).copy_(result.log_sum_exp.unsqueeze(-1));
+  }
+}
+
+int64_t heads_or(int64_t key_heads, int64_t heads) { return key_heads == 0 ? heads : key_heads; }
+
+}  // namespace
+
+void PromptFlashAttentionV3(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const Optional& pseShift, const Optional& attenMask,
+                            at::OptionalIntArrayRef actualSeqLengths,
+                            at::OptionalIntArrayRef actualSeqLengthsKv, const Optional& deqScale1,
+                            const Optional& quantScale1, const Optional& deqScale2,
+                            const Optional& quantScale2, const Optional& quantOffset2, int64_t numHeads,
+                            double scaleValue, int64_t preTokens, int64_t nextTokens,
+                            std::string_view inputLayout, int64_t numKeyValueHeads, int64_t sparseMode,
+                            int64_t, at::Tensor& attentionOut) {
+  refuse({{"deqScale1", &deqScale1},
+          {"quantScale1", &quantScale1},
+          {"deqScale2", &deqScale2},
+          {"quantScale2", &quantScale2},
+          {"quantOffset2", &quantOffset2}});
+  Inference call;
+  call.query = query;
+  call.key = {key};
+  call.value = {value};
+  call.shift = pseShift;
+  call.hidden = attenMask;
+  call.query_lengths = actualSeqLengths.value_or(at::IntArrayRef());
+  call.key_lengths = actualSeqLengthsKv.value_or(at::IntArrayRef());
+  call.heads = numHeads;
+  call.key_heads = heads_or(numKeyValueHeads, numHeads);
+  call.scale = scaleValue;
+  call.before = preTokens;
+  call.after = nextTokens;
+  call.sparse_mode = sparseMode;
+  call.layout = inputLayout;
+  run(call, attentionOut, {});
+}
+
+void IncreFlashAttentionV4(const at::Tensor& query, const std::vector<at::Tensor>& key,
+                           const std::vector<at::Tensor>& value, const Optional& pseShift,
+                           const Optional& attenMask, at::OptionalIntArrayRef actualSeqLengths,
+                           const Optional& dequantScale1, const Optional& quantScale1,
+                           const Optional& dequantScale2, const Optional& quantScale2,
+                           const Optional& quantOffset2, const Optional& antiquantScale,
+                           const Optional& antiquantOffset, const Optional& blockTable,
+                           const Optional& kvPaddingSize, int64_t numHeads, double scaleValue,
+                           std::string_view inputLayout, int64_t numKeyValueHeads, int64_t blockSize, int64_t,
+                           at::Tensor& attentionOut) {
+  refuse({{"dequantScale1", &dequantScale1},
+          {"quantScale1", &quantScale1},
+          {"dequantScale2", &dequantScale2},
+          {"quantScale2", &quantScale2},
+          {"quantOffset2", &quantOffset2},
+          {"antiquantScale", &antiquantScale},
+          {"antiquantOffset", &antiquantOffset},
+          {"kvPaddingSize", &kvPaddingSize}});
+  Inference call;
+  call.query = query;
+  call.key = key;
+  call.value = value;
+  call.shift = pseShift;
+  call.hidden = attenMask;
+  call.key_lengths = actualSeqLengths.value_or(at::IntArrayRef());
+  call.block_table = blockTable.value_or(at::Tensor());
+  call.block_size = blockSize;
+  call.heads = numHeads;
+  call.key_heads = heads_or(numKeyValueHeads, numHeads);
+  call.scale = scaleValue;
+  call.before = call.after = INT32_MAX;
+  call.layout = inputLayout;
+  run(call, attentionOut, {});
+}
+
+void FusedInferAttentionScoreV4(
+    const at::Tensor& query, const std::vector<at::Tensor>& key, const std::vector<at::Tensor>& value,
+    const Optional& pseShift, const Optional& attenMask, at::OptionalIntArrayRef actualSeqLengths,
+    at::OptionalIntArrayRef actualSeqLengthsKv, const Optional& deqScale1, const Optional& quantScale1,
+    const Optional& deqScale2, const Optional& quantScale2, const Optional& quantOffset2,
+    const Optional& antiquantScale, const Optional& antiquantOffset, const Optional& blockTable,
+    const Optional& queryPaddingSize, const Optional& kvPaddingSize, const Optional& keyAntiquantScale,
+    const Optional& keyAntiquantOffset, const Optional& valueAntiquantScale,
+    const Optional& valueAntiquantOffset, const Optional& keySharedPrefix, const Optional& valueSharedPrefix,
+    at::OptionalIntArrayRef, const Optional& queryRope, const Optional& keyRope,
+    const Optional& keyRopeAntiquantScale, const Optional& dequantScaleQuery, const Optional& learnableSink,
+    int64_t numHeads, double scaleValue, int64_t preTokens, int64_t nextTokens, std::string_view inputLayout,
+    int64_t numKeyValueHeads, int64_t sparseMode, int64_t, int64_t blockSize, int64_t, bool softmaxLseFlag,
+    int64_t, int64_t, int64_t, at::Tensor& attentionOut, at::Tensor& softmaxLse) {
+  refuse({{"deqScale1", &deqScale1},
+          {"quantScale1", &quantScale1},
+          {"deqScale2", &deqScale2},
+          {"quantScale2", &quantScale2},
+          {"quantOffset2", &quantOffset2},
+          {"antiquantScale", &antiquantScale},
+          {"antiquantOffset", &antiquantOffset},
+          {"queryPaddingSize", &queryPaddingSize},
+          {"kvPaddingSize", &kvPaddingSize},
+          {"keyAntiquantScale", &keyAntiquantScale},
+          {"keyAntiquantOffset", &keyAntiquantOffset},
+          {"valueAntiquantScale", &valueAntiquantScale},
+          {"valueAntiquantOffset", &valueAntiquantOffset},
+          {"keySharedPrefix", &keySharedPrefix},
+          {"valueSharedPrefix", &valueSharedPrefix},
+          {"keyRopeAntiquantScale", &keyRopeAntiquantScale},
+          {"dequantScaleQuery", &dequantScaleQuery}});
+  Inference call;
+  call.query = query;
+  call.key = key;
+  call.value = value;
+  call.shift = pseShift;
+  call.hidden = attenMask;
+  call.query_rope = queryRope;
+  call.key_rope = keyRope;
+  call.sink = learnableSink;
+  call.query_lengths = actualSeqLengths.value_or(at::IntArrayRef());
+  call.key_lengths = actualSeqLengthsKv.value_or(at::IntArrayRef());
+  call.block_table = blockTable.value_or(at::Tensor());
+  call.block_size = blockSize;
+  call.heads = numHeads;
+  call.key_heads = heads_or(numKeyValueHeads, numHeads);
+  call.scale = scaleValue;
+  call.before = preTokens;
+  call.after = nextTokens;
+  call.sparse_mode = sparseMode;
+  call.layout = inputLayout;
+  run(call, attentionOut, softmaxLseFlag ? softmaxLse : at::Tensor());
+}
+
+void FusedInferAttentionScoreV3(
+    const at::Tensor& query, const std::vector<at::Tensor>& key, const std::vector<at::Tensor>& value,
+    const Optional& pseShift, const Optional& attenMask, at::OptionalIntArrayRef actualSeqLengths,
+    at::OptionalIntArrayRef actualSeqLengthsKv, const Optional& deqScale1, const Optional& quantScale1,
+    const Optional& deqScale2, const Optional& quantScale2, const Optional& quantOffset2,
+    const Optional& antiquantScale, const Optional& antiquantOffset, const Optional& blockTable,
+    const Optional& queryPaddingSize, const Optional& kvPaddingSize, const Optional& keyAntiquantScale,
+    const Optional& keyAntiquantOffset, const Optional& valueAntiquantScale,
+    const Optional& valueAntiquantOffset, const Optional& keySharedPrefix, const Optional& valueSharedPrefix,
+    at::OptionalIntArrayRef prefixLen, const Optional& queryRope, const Optional& keyRope,
+    const Optional& keyRopeAntiquantScale, int64_t numHeads, double scaleValue, int64_t preTokens,
+    int64_t nextTokens, std::string_view inputLayout, int64_t numKeyValueHeads, int64_t sparseMode,
+    int64_t innerPrecise, int64_t blockSize, int64_t antiquantMode, bool softmaxLseFlag,
+    int64_t keyAntiquantMode, int64_t valueAntiquantMode, at::Tensor& attentionOut, at::Tensor& softmaxLse) {
+  FusedInferAttentionScoreV4(
+      query, key, value, pseShift, attenMask, actualSeqLengths, actualSeqLengthsKv, deqScale1, quantScale1,
+      deqScale2, quantScale2, quantOffset2, antiquantScale, antiquantOffset, blockTable, queryPaddingSize,
+      kvPaddingSize, keyAntiquantScale, keyAntiquantOffset, valueAntiquantScale, valueAntiquantOffset,
+      keySharedPrefix, valueSharedPrefix, prefixLen, queryRope, keyRope, keyRopeAntiquantScale, std::nullopt,
+      std::nullopt, numHeads, scaleValue, preTokens, nextTokens, inputLayout, numKeyValueHeads, sparseMode,
+      innerPrecise, blockSize, antiquantMode, softmaxLseFlag, keyAntiquantMode, valueAntiquantMode, 0,
+      attentionOut, softmaxLse);
+}
+
+}  // namespace cann_host::host

@@ -1,0 +1,242 @@
+// Quantization and products of quantized matrices.
+#include "cann_host/kernels/matvec.h"
+#include "cann_host/opapi/fused.h"
+#include "opapi/host_functions.h"
+
+namespace cann_host::host {
+namespace {
+
+using Optional = std::optional<at::Tensor>;
+
+constexpr int64_t kInt4InInt32 = 8;
+
+/// One number an element of dimension `axis`, to be combined with a tensor of that rank.
+at::Tensor along(const at::Tensor& values, const at::Tensor& x, int64_t axis) {
+  if (values.numel() == 1) return values.reshape(at::IntArrayRef());
+  std::vector<int64_t> sizes(x.dim(), 1);
+  const int64_t d = axis < 0 ? axis + x.dim() : axis;
+  sizes[d] = values.numel();
+  return values.reshape(sizes);
+}
+
+/// int4 numbers (any integer dtype) of the last dimension, eight in an int32.
+at::Tensor packed(const at::Tensor& numbers) {
+  TORCH_CHECK(numbers.size(-1) % kInt4InInt32 == 0,
+              "int4 needs a last dimension that is a multiple of 8; it is ", numbers.size(-1));
+  const auto nibbles = numbers.to(at::kLong).bitwise_and(15).unflatten(-1, {-1, kInt4InInt32});
+  const auto shifted = nibbles.bitwise_left_shift(at::arange(0, 32, 4, at::kLong)).sum(-1);
+  return shifted.where(shifted.lt(int64_t{1} << 31), shifted - (int64_t{1} << 32)).to(at::kInt);
+}
+
+/// The int4 numbers of int32s, as int8.
+at::Tensor unpacked(const at::Tensor& numbers) {
+  const auto nibbles =
+      numbers.unsqueeze(-1).bitwise_right_shift(at::arange(0, 32, 4, at::kInt)).bitwise_and(15).flatten(-2);
+  return nibbles.where(nibbles.lt(8), nibbles - 16).to(at::kChar);
+}
+
+/// An int8 matrix of one, or of packed int4 along the last or (where a transposed tensor came) the dimension
+/// before.
+at::Tensor as_int8(const at::Tensor& numbers) {
+  if (numbers.scalar_type() != at::kInt) return numbers;
+  const bool transposed = numbers.dim() >= 2 && numbers.stride(-2) == 1 && numbers.stride(-1) != 1;
+  return transposed ? unpacked(numbers.transpose(-1, -2)).transpose(-1, -2) : unpacked(numbers);
+}
+
+void store_rounded(const at::Tensor& values, at::ScalarType dtype, const at::Tensor& out) {
+  if (out.scalar_type() == at::kInt && dtype != at::kInt) {  // int4
+    out.copy_(packed(values.round().clamp(-8, 7)));
+    return;
+  }
+  const auto rounded = values.round();
+  switch (out.scalar_type()) {
+    case at::kChar:
+      out.copy_(rounded.clamp(-128, 127));
+      break;
+    case at::kByte:
+      out.copy_(rounded.clamp(0, 255));
+      break;
+    default:
+      out.copy_(rounded.to(at::kDouble).clamp(-2147483648.0, 2147483647.0));
+  }
+}
+
+/// The exact int32 product of int8 matrices.
+at::Tensor int_product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.dim() == 2 && b.dim() == 2) return at::_int_mm(a.contiguous(), b.contiguous());
+  return at::matmul(a.to(at::kInt), b.to(at::kInt));
+}
+
+/// A scale that TransQuantParamV2 wrapped, or a plain one.
+at::Tensor plain_scale(const at::Tensor& scale) {
+  if (scale.scalar_type() != at::kLong) return scale.to(at::kFloat);
+  return scale.bitwise_and(0xffffffff).to(at::kInt).view(at::kFloat);
+}
+
+/// y = x @ ((weight + offset) * scale) for few rows and a transposed int8 weight; false where that does not
+/// fit.
+bool multiply_int8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale,
+                   const Optional& offset, const at::Tensor& y) {
+  const int64_t inner = x.size(-1), rows = inner == 0 ? 0 : x.numel() / inner;
+  if (rows == 0 || rows > kernels::most_matvec_rows || weight.scalar_type() != at::kChar ||
+      weight.dim() != 2 || weight.stride(0) != 1 || weight.stride(1) < inner || inner < 2 ||
+      !x.is_contiguous() || !y.is_contiguous()) {
+    return false;
+  }
+  const auto of_columns = [&](const at::Tensor& t) {
+    return t.to(at::kFloat).reshape({-1}).expand({weight.size(1)}).contiguous();
+  };
+  const at::Tensor scales = of_columns(scale),
+                   offsets = offset.has_value() ? of_columns(*offset) : at::Tensor();
+  return kernels::matvec({kernel_type(x), kernels::DataType::int8, x.const_data_ptr(),
+                          weight.const_data_ptr(), nullptr, scales.const_data_ptr<float>(),
+                          static_cast<const float*>(data_or_null(offsets)), y.mutable_data_ptr(), rows,
+                          weight.size(1), inner, weight.stride(1)});
+}
+
+}  // namespace
+
+void Quantize(const at::Tensor& x, const at::Tensor& scales, const Optional& zeroPoints, at::ScalarType dtype,
+              int64_t axis, at::Tensor& out) {
+  auto values = (x.to(at::kFloat) / along(scales.to(at::kFloat), x, axis)).round_();
+  if (zeroPoints.has_value()) values = values + along(zeroPoints->to(at::kFloat), x, axis);
+  store_rounded(values, dtype, out);
+}
+
+void AscendQuantV3(const at::Tensor& x, const at::Tensor& scale, const Optional& offset, bool sqrtMode,
+                   std::string_view, at::ScalarType dstType, int64_t axis, at::Tensor& y) {
+  auto factor = scale.to(at::kFloat);
+  if (sqrtMode) factor = factor.square();
+  auto values = x.to(at::kFloat) * along(factor, x, axis);
+  if (offset.has_value()) values = values + along(offset->to(at::kFloat), x, axis);
+  store_rounded(values, y.scalar_type() == at::kInt ? at::kChar : dstType, y);
+}
+
+void AscendAntiQuant(const at::Tensor& x, const at::Tensor& scale, const Optional& offset, at::ScalarType,
+                     bool sqrtMode, at::Tensor& y) {
+  auto values = as_int8(x).to(at::kFloat);
+  if (offset.has_value()) values = values + offset->to(at::kFloat);
+  auto factor = scale.to(at::kFloat);
+  if (sqrtMode) factor = factor.square();
+  y.copy_(values * factor);
+}
+
+void DynamicQuantV3(const at::Tensor& x, const Optional& smoothScales, const Optional& groupIndex,
+                    at::ScalarType, bool isSymmetrical, std::string_view quantMode, at::Tensor& yOut,
+                    at::Tensor& scaleOut, const Optional& offsetOut) {
+  TORCH_CHECK(!groupIndex.has_value(), "groupIndex is not in cann_host");
+  TORCH_CHECK(quantMode == "pertoken" || quantMode == "pertensor", "quantMode is '", quantMode,
+              "'; cann_host has pertoken and pertensor");
+  auto values = x.to(at::kFloat);
+  if (smoothScales.has_value()) values = values * smoothScales->to(at::kFloat);
+  const bool int4 = yOut.scalar_type() == at::kInt;
+  const double low = int4 ? -8 : -128, high = int4 ? 7 : 127;
+  const bool whole = quantMode == "pertensor";
+  const auto rows = whole ? values.flatten() : values;
+  at::Tensor scale, offset;
+  if (isSymmetrical) {
+    scale = rows.abs().amax(-1, true) / high;
+  } else {
+    const auto largest = rows.amax(-1, true), smallest = rows.amin(-1, true);
+    scale = (largest - smallest) / (high - low);
+    offset = high - largest / scale;
+  }
+  auto quantized = values / scale.clamp_min(std::numeric_limits<float>::min());
+  if (offset.defined()) quantized = quantized + offset;
+  store_rounded(quantized.clamp_(low, high), at::kChar, yOut);
+  scaleOut.copy_(scale.view(scaleOut.sizes()));
+  if (offset.defined() && offsetOut.has_value()) offsetOut->copy_(offset.view(offsetOut->sizes()));
+}
+
+void TransQuantParamV2(const at::Tensor& scale, const Optional& offset, at::Tensor& out) {
+  auto bits = scale.contiguous().view(at::kInt).to(at::kLong).bitwise_and(0xffffffff);
+  if (offset.has_value()) {
+    constexpr int64_t nine_bits = 511, place = 37;
+    const auto rounded = offset->round().clamp(-256, 255).to(at::kLong).bitwise_and(nine_bits);
+    bits = bits.bitwise_or(rounded.bitwise_left_shift(place));
+  }
+  out.copy_(bits.view(out.sizes()));
+}
+
+void QuantMatmulV5(const at::Tensor& x1, const at::Tensor& x2, const Optional& x1Scale,
+                   const at::Tensor& x2Scale, const Optional& yScale, const Optional& x1Offset,
+                   const Optional& x2Offset, const Optional& yOffset, const Optional& bias, bool transposeX1,
+                   bool transposeX2, int64_t groupSize, at::Tensor& out) {
+  TORCH_CHECK(!yScale.has_value() && !x1Offset.has_value() && !x2Offset.has_value() && groupSize == 0,
+              "yScale, x1Offset, x2Offset and groups are not in cann_host");
+  auto a = as_int8(x1), b = as_int8(x2);
+  if (transposeX1) a = a.transpose(-1, -2);
+  if (transposeX2) b = b.transpose(-1, -2);
+  auto product = int_product(a, b);
+  const bool integer_bias = bias.has_value() && bias->scalar_type() == at::kInt;
+  if (integer_bias) product = product + *bias;
+  if (out.scalar_type() == at::kInt) {
+    out.copy_(product);
+    return;
+  }
+  auto result = product.to(at::kFloat) * plain_scale(x2Scale);
+  if (x1Scale.has_value()) result = result * x1Scale->to(at::kFloat).unsqueeze(-1);
+  if (bias.has_value() && !integer_bias) result = result + bias->to(at::kFloat);
+  if (yOffset.has_value()) result = result + *yOffset;
+  if (out.scalar_type() == at::kChar) {
+    store_rounded(result, at::kChar, out);
+  } else {
+    out.copy_(result);
+  }
+}
+
+void WeightQuantBatchMatmulV3(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& antiquantScale,
+                              const Optional& antiquantOffset, const Optional& quantScale,
+                              const Optional& quantOffset, const Optional& bias, int64_t antiquantGroupSize,
+                              int64_t, at::Tensor& y) {
+  TORCH_CHECK(!quantScale.has_value() && !quantOffset.has_value(), "a quantized result is not in cann_host");
+  if (antiquantGroupSize == 0 && multiply_int8(x, weight, antiquantScale, antiquantOffset, y)) {
+    if (bias.has_value()) y.add_(*bias);
+    return;
+  }
+  auto values = as_int8(weight).to(at::kFloat);
+  const auto per_element = [&](const at::Tensor& t) {
+    auto wide = t.to(at::kFloat);
+    if (antiquantGroupSize > 0) {  // one row for each group of the inner dimension
+      wide = wide.repeat_interleave(antiquantGroupSize, -2).slice(-2, 0, values.size(-2));
+    }
+    return wide;
+  };
+  if (antiquantOffset.has_value()) values = values + per_element(*antiquantOffset);
+  values = values * per_element(antiquantScale);
+  auto result = at::matmul(x.to(at::kFloat), values);
+  if (bias.has_value()) result = result + *bias;
+  y.copy_(result);
+}
+
+void ConvertWeightToINT4Pack(const at::Tensor& weight, at::Tensor& weightInt4Pack) {
+  weightInt4Pack.copy_(packed(weight));
+}
+
+void DequantSwigluQuant(const at::Tensor& x, const Optional& weightScale, const Optional& activationScale,
+                        const Optional& bias, const Optional& quantScale, const Optional& quantOffset,
+                        const Optional& groupIndex, bool activateLeft, std::string_view quantMode,
+                        at::Tensor& y, at::Tensor& scale) {
+  TORCH_CHECK(!groupIndex.has_value(), "groupIndex is not in cann_host");
+  auto values = x.to(at::kFloat);
+  if (bias.has_value() && bias->scalar_type() == at::kInt) values = values + *bias;
+  if (weightScale.has_value()) values = values * *weightScale;
+  if (activationScale.has_value()) values = values * activationScale->view({-1, 1});
+  if (bias.has_value() && bias->scalar_type() != at::kInt) values = values + bias->to(at::kFloat);
+  const auto halves = values.chunk(2, -1);
+  auto gated = at::silu(halves[activateLeft ? 0 : 1]) * halves[activateLeft ? 1 : 0];
+  if (quantMode == "static") {
+    TORCH_CHECK(quantScale.has_value(), "quantMode static needs quantScale");
+    gated = gated / *quantScale;
+    if (quantOffset.has_value()) gated = gated + *quantOffset;
+    store_rounded(gated, at::kChar, y);
+    scale.zero_();
+    return;
+  }
+  if (quantScale.has_value()) gated = gated * *quantScale;
+  const auto largest = gated.abs().amax(-1, true) / 127;
+  store_rounded(gated / largest.clamp_min(std::numeric_limits<float>::min()), at::kChar, y);
+  scale.copy_(largest.view(scale.sizes()));
+}
+
+}  // namespace cann_host::host
