@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jinja2
 
-from opspec import adapter
+from opspec import adapter, npu
 from opspec.table import ROOT, AclnnOp, Param, aclnn_ops
 
 # aclDataType's numbers, an ABI fact.
@@ -83,12 +83,15 @@ def outputs() -> Iterator[tuple[str, str]]:
     """(path below OUT, text) of every generated file."""
     env = environment()
     ops = list(aclnn_ops().values())
-    yield "cann/aclnn.h", env.get_template("aclnn.h.jinja").render(ops=ops)
+    families = [(family, list(members)) for family, members in groupby(ops, key=lambda op: op.family)]
+    yield "cann/aclnn.h", "".join(["#pragma once\n", *(f'#include "cann/aclnn/{f}.h"\n' for f, _ in families)])
     yield "opapi/host_functions.h", env.get_template("host_functions.h.jinja").render(ops=ops)
-    for family, members in groupby(ops, key=lambda op: op.family):
-        text = env.get_template("opapi.cpp.jinja").render(family=family, ops=list(members))
-        yield f"opapi/{family}.cpp", text
+    for family, members in families:
+        # One header a family, so that a new operator compiles its own users again and no others.
+        yield f"cann/aclnn/{family}.h", env.get_template("aclnn.h.jinja").render(family=family, ops=members)
+        yield f"opapi/{family}.cpp", env.get_template("opapi.cpp.jinja").render(family=family, ops=members)
     yield from adapter.outputs(env)
+    yield from npu.outputs(env)
 
 
 def finish(name: str, text: str) -> str:
@@ -110,7 +113,7 @@ def write(out: Path) -> None:
         path.write_text(text)
     for folder in {path.parent for path in made}:
         # A family that was renamed or split would define its operators twice.
-        for path in set(folder.iterdir()) - made:
+        for path in {p for p in folder.iterdir() if p.is_file()} - made:
             path.unlink()
 
 

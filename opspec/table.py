@@ -185,7 +185,7 @@ def _substitute(value: Any, names: dict[str, str]) -> Any:
     return value
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def yaml_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; one with `each: {CANN's name: ATen's name}` stands for a row for each pair."""
     rows = []
     for row in yaml.load(path.read_text(), _LineLoader) or []:
@@ -202,7 +202,7 @@ def aclnn_ops() -> dict[str, AclnnOp]:
     """Every aclnn operator by name (without the `aclnn` prefix)."""
     ops: dict[str, AclnnOp] = {}
     for path in sorted((ROOT / "aclnn").glob("*.yaml")):
-        for row in _rows(path):
+        for row in yaml_rows(path):
             where = f"opspec/aclnn/{path.name}:{row['__line__']}"
             known = {"aclnn", "dtypes", "shape", "check", "host", "fast", "__line__"}
             if unknown := set(row) - known:
@@ -244,7 +244,7 @@ def aten_rows() -> list[AtenRow]:
     """Every row of `aten/*.yaml`, in file order."""
     rows: list[AtenRow] = []
     for path in sorted((ROOT / "aten").glob("*.yaml")):
-        for row in _rows(path):
+        for row in yaml_rows(path):
             where = f"opspec/aten/{path.name}:{row['__line__']}"
             known = {"aten", "aclnn", "inplace", "scalar", "out", "when", "kernel", "uses", "let", "meta", "__line__"}
             if unknown := set(row) - known:

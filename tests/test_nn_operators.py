@@ -223,9 +223,9 @@ def test_batch_norm(dtype: torch.dtype, training: bool, mixed: bool) -> None:
         check(F.instance_norm, rand(2, 3, 4, 5, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rms_norm(dtype: torch.dtype) -> None:
-    check(F.rms_norm, rand(3, 8, dtype=dtype), (8,), rand(8, dtype=dtype))
+def test_rms_norm() -> None:
+    """In float16 and bfloat16 it rounds once, the CPU's composition at each step: tests/fused/test_fusion_table.py."""
+    check(F.rms_norm, rand(3, 8), (8,), rand(8))
 
 
 CONVOLUTIONS: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
@@ -401,7 +401,7 @@ def test_attention_composed() -> None:
     bias = rand(5, 5)
     check(F.scaled_dot_product_attention, q, k, v, attn_mask=bias)  # its gradient is wanted, too
     few = rand(2, 2, 5, 8), rand(2, 2, 5, 8)
-    check(F.scaled_dot_product_attention, q, *few, enable_gqa=True)
+    check(F.scaled_dot_product_attention, q, *few, enable_gqa=True, exact=False)  # one operator, not composed
     npu = to_npu((q, k, v))
     dropped = F.scaled_dot_product_attention(*npu, dropout_p=0.5)
     dropped.sum().backward()

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 import cann_host
-from opspec import coverage
+from opspec import coverage, npu_page
 from opspec.adapter import parse_call, rows
+from opspec.expressions import translate
 from opspec.table import TableError, aclnn_ops, parse_dtypes, parse_signature
 
 
@@ -38,6 +39,29 @@ def test_size_of_the_table() -> None:
 
 def test_documentation_is_up_to_date() -> None:
     assert coverage.PAGE.read_text() == coverage.page(), "run python -m opspec.coverage"
+
+
+def test_page_of_npu_operators_is_up_to_date() -> None:
+    assert npu_page.PAGE.read_text() == npu_page.page(), "run python -m opspec.npu_page"
+
+
+@pytest.mark.parametrize(
+    ("expression", "cpp"),
+    [
+        ("[*x.shape[:-1], n // 2]", "SizeList<Int>().extend(SizeList<Int>(part<Int>(shape_of<Int>(x), 0, -1)))"),
+        ("x.shape == [1, n]", "equal<Int>(shape_of<Int>(x), SizeList<Int>().append(Int(1)).append(Int(n)))"),
+        ("layout in ('A', 'B') or b is None", '(layout == std::string_view("A") || layout == std::string_view("B"))'),
+        ("x.dtype == float32", "(dtype_of(x) == at::kFloat)"),
+    ],
+)
+def test_expressions_become_cpp(expression: str, cpp: str) -> None:
+    assert cpp in translate(expression, {"n": "int"})
+
+
+@pytest.mark.parametrize("expression", ["x ** 2", "x.stride()", "[x", "x.shape < [1]", "lambda: 1"])
+def test_wrong_expressions_are_refused(expression: str) -> None:
+    with pytest.raises(TableError, match=r"cannot translate|is no expression"):
+        translate(expression, {})
 
 
 def test_generated_sources_are_reproducible(tmp_path) -> None:

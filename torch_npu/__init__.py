@@ -14,11 +14,20 @@ def _autoload() -> None:
     """
 
 
+import importlib  # noqa: E402
 import os  # noqa: E402
 import warnings  # noqa: E402
 from typing import Any  # noqa: E402
 
-import torch  # noqa: E402, F401
+import torch  # noqa: E402
+
+# Imported when first asked for, so that `import torch` stays fast. torchtitan_npu builds on this package.
+_LAZY_MODULES = {"optim"}
+_LAZY_NAMES = {
+    "check_races": "torch_npu.npu._sanitizer",
+    "enable_graph": "torchtitan_npu.sinking",
+    "graph_report": "torchtitan_npu.sinking",
+}
 
 _load_error: str | None = None
 try:
@@ -35,8 +44,6 @@ else:
     from torch_npu.npu.vm_pool import VMMemoryPool  # noqa: F401
 
     register(npu)
-    from torch_npu import ops, optim  # noqa: F401
-    from torch_npu.ops import npu_fusion_attention  # noqa: F401
 
     if os.environ.get("TORCH_NPU_SANITIZER") == "1":
         from torch_npu.npu._sanitizer import enable_npu_sanitizer
@@ -67,26 +74,17 @@ def cann_info() -> dict[str, Any]:
     return _C._cann_info()
 
 
-# From torchtitan_npu, which builds on this package: found when they are asked for.
-_LAYERS = {
-    "enable_graph": "torchtitan_npu.sinking",
-    "graph_report": "torchtitan_npu.sinking",
-}
-
-
 def __getattr__(name: str) -> Any:
-    if name in _LAYERS and _load_error is None:
-        from importlib import import_module
-
-        return getattr(import_module(_LAYERS[name]), name)
     if name == "__version__":
         from importlib.metadata import version
 
         return version("torch_npu")
-    if name == "check_races" and _load_error is None:  # few programs need it
-        from torch_npu.npu._sanitizer import check_races
-
-        return check_races
     if _load_error is not None and not name.startswith("__"):
         raise ImportError(_load_error)
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"torch_npu.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
+    if not name.startswith("__") and hasattr(torch.ops.npu, name):  # docs/npu_operators.md
+        return getattr(torch.ops.npu, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

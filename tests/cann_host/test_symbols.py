@@ -28,7 +28,7 @@ def exported(name: str) -> set[str]:
 def declared() -> set[str]:
     include = cann_host.root() / "include" / "cann"
     texts = [path.read_text() for path in include.glob("*.h")]
-    texts += [text for name, text in outputs() if name == "cann/aclnn.h"]
+    texts += [text for name, text in outputs() if name.startswith("cann/aclnn/")]
     functions = set()
     for text in texts:
         source = re.sub(r"//[^\n]*", "", text)

@@ -1,0 +1,119 @@
+#include "torch_npu/csrc/ops/composed.h"
+
+#include <algorithm>
+
+#include "adapter/npu_calls.h"
+
+namespace torch_npu {
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad_y,
+                                                                     const at::Tensor& grad_x,
+                                                                     const at::Tensor& x,
+                                                                     const at::Tensor& gamma,
+                                                                     const at::Tensor& rstd) {
+  auto [dx, dgamma] = call::npu_rms_norm_backward(grad_y, x, gamma, rstd);
+  dx = dx + grad_x;
+  return {dx, dx, dgamma};
+}
+
+at::Tensor slice_block(const at::Tensor& self, at::IntArrayRef offsets, at::IntArrayRef size) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(offsets.size()) == self.dim() && offsets.size() == size.size(),
+                    "npu_slice: offsets and size must have a number for each dimension of self; got ",
+                    offsets, " and ", size, " for ", self.sizes());
+  at::Tensor block = self;
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    const int64_t length = size[d] == -1 ? self.size(d) - offsets[d] : size[d];
+    block = block.narrow(d, offsets[d], length);
+  }
+  return block.contiguous();
+}
+
+bool quantized_dtype(int64_t dtype, bool divides) {
+  const auto is = [dtype](std::initializer_list<at::ScalarType> types) {
+    return std::any_of(types.begin(), types.end(), [&](auto t) { return static_cast<int64_t>(t) == dtype; });
+  };
+  if (!divides) return is({at::kChar, at::kQInt8, at::ScalarType::QUInt4x2});
+  return is({at::kChar, at::kByte, at::kInt, at::kQInt8, at::kQUInt8, at::kQInt32});
+}
+
+at::ScalarType quantized_storage(int64_t dtype) {
+  switch (static_cast<at::ScalarType>(dtype)) {
+    case at::kQInt8:
+      return at::kChar;
+    case at::kQUInt8:
+      return at::kByte;
+    case at::kQInt32:
+    case at::ScalarType::QUInt4x2:
+      return at::kInt;
+    default:
+      return static_cast<at::ScalarType>(dtype);
+  }
+}
+
+bool packs_columns(const at::Tensor& matrix) {
+  return !(matrix.dim() >= 2 && matrix.stride(-2) == 1 && matrix.stride(-1) != 1);
+}
+
+namespace {
+
+/// Corners and extents of boxes [4, N], each [N] (or [N, 1]).
+struct Corners {
+  at::Tensor x1, y1, x2, y2;
+
+  Corners(const at::Tensor& boxes, bool by_centre) {
+    const auto rows = boxes.unbind(0);
+    if (by_centre) {
+      x1 = rows[0] - rows[2] / 2;
+      y1 = rows[1] - rows[3] / 2;
+      x2 = rows[0] + rows[2] / 2;
+      y2 = rows[1] + rows[3] / 2;
+    } else {
+      x1 = rows[0];
+      y1 = rows[1];
+      x2 = rows[2];
+      y2 = rows[3];
+    }
+  }
+  void make_columns() {
+    for (auto* t : {&x1, &y1, &x2, &y2}) *t = t->unsqueeze(-1);
+  }
+  at::Tensor width() const { return x2 - x1; }
+  at::Tensor height() const { return y2 - y1; }
+};
+
+}  // namespace
+
+at::Tensor box_overlap(const at::Tensor& self, const at::Tensor& gtboxes, bool trans, bool is_cross,
+                       int64_t mode, BoxPenalty penalty) {
+  constexpr double epsilon = 1e-9;
+  Corners a(self, trans);
+  const Corners b(gtboxes, trans);
+  if (is_cross) a.make_columns();
+  const auto width = (at::minimum(a.x2, b.x2) - at::maximum(a.x1, b.x1)).clamp_min(0);
+  const auto height = (at::minimum(a.y2, b.y2) - at::maximum(a.y1, b.y1)).clamp_min(0);
+  const auto common = width * height;
+  const auto area_b = b.width() * b.height();
+  const auto whole = a.width() * a.height() + area_b - common;
+  const auto iou = common / ((mode == 1 ? area_b : whole) + epsilon);
+  const auto hull_width = at::maximum(a.x2, b.x2) - at::minimum(a.x1, b.x1);
+  const auto hull_height = at::maximum(a.y2, b.y2) - at::minimum(a.y1, b.y1);
+  at::Tensor result;
+  if (penalty == BoxPenalty::giou) {
+    const auto hull = hull_width * hull_height + epsilon;
+    result = iou - (hull - whole) / hull;
+  } else {
+    const auto diagonal = hull_width.square() + hull_height.square() + epsilon;
+    const auto dx = a.x1 + a.x2 - b.x1 - b.x2, dy = a.y1 + a.y2 - b.y1 - b.y2;
+    result = iou - (dx.square() + dy.square()) / 4 / diagonal;
+    if (penalty == BoxPenalty::ciou) {
+      const auto angle = [](const Corners& c) { return at::atan(c.width() / (c.height() + epsilon)); };
+      constexpr double four_over_pi_squared = 0.4052847345693511;
+      const auto v = (angle(b) - angle(a)).square() * four_over_pi_squared;
+      const auto share = (v / ((1 - iou) + v + epsilon)).detach();  // a weight, not differentiated
+      result = result - share * v;
+    }
+  }
+  return is_cross ? result : result.unsqueeze(0);
+}
+
+}  // namespace torch_npu

@@ -1,0 +1,134 @@
+// What rows of opspec/npu/*.yaml call: argument codes, output shapes, gradients made of ATen operators.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include "torch_npu/csrc/dispatch/npu_operator.h"
+
+namespace torch_npu {
+
+template <class Int>
+SizeList<Int> repeat_one(int64_t count) {
+  return repeat<Int>(1, count);
+}
+
+/// The shape with half as many elements along dim.
+template <class Int>
+SizeList<Int> halved(const at::Tensor& self, int64_t dim) {
+  const auto shape = shape_of<Int>(self);
+  return with<Int>(shape, dim, entry<Int>(shape, dim) / 2);
+}
+
+inline at::ScalarType common_dtype(const at::Tensor& a, const at::Tensor& b) {
+  return at::promote_types(a.scalar_type(), b.scalar_type());
+}
+
+inline at::Tensor zeros_unless_given(const std::optional<at::Tensor>& tensor, const at::Tensor& like) {
+  return given(tensor) ? *tensor : at::zeros_like(like);
+}
+
+/// CANN's number of a layout of rotary embedding.
+inline int64_t rotary_layout(std::string_view layout) {
+  if (layout == "SBND") return 2;
+  if (layout == "BNSD") return 3;
+  return layout == "TND" ? 4 : 1;
+}
+
+/// The block of self that starts at offsets.
+at::Tensor slice_block(const at::Tensor& self, at::IntArrayRef offsets, at::IntArrayRef size);
+
+inline bool cache_mode_is(const std::optional<c10::string_view>& mode, std::string_view wanted) {
+  return mode.has_value() && *mode == wanted;
+}
+
+// ---- Mixture of experts
+
+/// How many rows npu_moe_token_permute keeps: a positive number is a limit, a negative one drops rows.
+template <class Int>
+Int kept_tokens(const at::Tensor& indices, std::optional<int64_t> num_out_tokens) {
+  const Int all = count_of<Int>(indices);
+  const int64_t wanted = num_out_tokens.value_or(0);
+  if (wanted <= 0) return all + Int(wanted);
+  return all < Int(wanted) ? all : Int(wanted);
+}
+
+/// How many rows npu_moe_init_routing_v2 gives.
+template <class Int>
+Int active_rows(const at::Tensor& expert_idx, int64_t active_num) {
+  const Int all = count_of<Int>(expert_idx);
+  return active_num > 0 && Int(active_num) < all ? Int(active_num) : all;
+}
+
+/// [first, last) of the experts that count.
+inline std::array<int64_t, 2> expert_range(at::IntArrayRef range, int64_t experts) {
+  return range.size() == 2 ? std::array<int64_t, 2>{range[0], range[1]} : std::array<int64_t, 2>{0, experts};
+}
+inline int64_t active_experts(at::IntArrayRef range, int64_t experts) {
+  const auto [first, last] = expert_range(range, experts);
+  return last - first;
+}
+
+template <class Int>
+Int finalized_rows(const at::Tensor& rows, const std::optional<at::Tensor>& scales) {
+  return given(scales) ? shape_of<Int>(*scales)[0] : count_of<Int>(rows);
+}
+
+// ---- Quantization
+
+inline constexpr int64_t kInt4 = static_cast<int64_t>(at::ScalarType::QUInt4x2);
+inline constexpr int64_t kInt4InInt32 = 8;
+
+inline bool int4(std::optional<int64_t> dtype) { return dtype.has_value() && *dtype == kInt4; }
+inline bool dynamic_dtype(std::optional<int64_t> dtype) {
+  return !dtype.has_value() || *dtype == static_cast<int64_t>(at::kChar) || *dtype == kInt4;
+}
+
+/// Whether npu_quantize gives the dtype.
+bool quantized_dtype(int64_t dtype, bool divides);
+/// The dtype whose memory holds numbers of a quantized dtype.
+at::ScalarType quantized_storage(int64_t dtype);
+
+/// Whether the last dimension of a matrix is packed int4, and not the one before, as in a transposed tensor.
+bool packs_columns(const at::Tensor& matrix);
+
+template <class Int>
+Int unpacked_size(const at::Tensor& matrix, int64_t dim) {
+  const Int size = entry<Int>(shape_of<Int>(matrix), dim);
+  if (matrix.scalar_type() != at::kInt) return size;
+  return packs_columns(matrix) == (dim == -1) ? size * Int(kInt4InInt32) : size;
+}
+
+inline bool inner_sizes_fit(const at::Tensor& a, const at::Tensor& b) {
+  return unpacked_size<c10::SymInt>(a, -1) == unpacked_size<c10::SymInt>(b, -2);
+}
+
+/// [.., m, n]; batches broadcast.
+template <class Int>
+SizeList<Int> quant_product_shape(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor& more = a.dim() >= b.dim() ? a : b;
+  return part<Int>(shape_of<Int>(more), 0, more.dim() - 2)
+      .append(entry<Int>(shape_of<Int>(a), -2))
+      .append(unpacked_size<Int>(b, -1));
+}
+
+// ---- Boxes
+
+enum class BoxPenalty { giou, diou, ciou };
+
+/// Overlap of boxes [4, N]; see npu_giou, npu_diou and npu_ciou.
+at::Tensor box_overlap(const at::Tensor& self, const at::Tensor& gtboxes, bool trans, bool is_cross,
+                       int64_t mode, BoxPenalty penalty);
+
+/// Gradients of npu_add_rms_norm to x1, x2 and gamma.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad_y,
+                                                                     const at::Tensor& grad_x,
+                                                                     const at::Tensor& x,
+                                                                     const at::Tensor& gamma,
+                                                                     const at::Tensor& rstd);
+
+}  // namespace torch_npu

@@ -1,0 +1,81 @@
+// What the rows of opspec/npu/attention.yaml call: shapes and checks of layouts, dropout masks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+#include "torch_npu/csrc/dispatch/npu_operator.h"
+
+namespace torch_npu {
+
+/// Whether H stands for heads times head size.
+inline bool is_flat(std::string_view layout) { return layout == "BSH" || layout == "SBH"; }
+
+/// Whether query has head_num heads, or could have.
+bool fits_heads(const at::Tensor& query, int64_t head_num, std::string_view layout);
+/// Whether key and value fit to query's heads.
+bool fits_heads_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t head_num,
+                   std::string_view layout);
+bool same_length(at::OptionalIntArrayRef a, at::OptionalIntArrayRef b);
+
+/// The dimension of the sequence in a layout that is not TND.
+inline int64_t sequence_dimension(std::string_view layout) {
+  if (layout == "SBH") return 0;
+  return layout.substr(0, 4) == "BNSD" ? 2 : 1;
+}
+
+/// The result of attention: as query, with heads of value's size.
+template <class Int>
+SizeList<Int> attention_shape(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                              int64_t head_num, std::string_view layout) {
+  const auto shape = shape_of<Int>(query);
+  const Int last = entry<Int>(shape_of<Int>(value), -1);
+  if (!is_flat(layout)) return with<Int>(shape, -1, last);
+  const Int key_heads = entry<Int>(shape_of<Int>(key), -1) / (entry<Int>(shape, -1) / Int(head_num));
+  return with<Int>(shape, -1, last / key_heads * Int(head_num));
+}
+
+/// [B, N, S, numbers], or [T, N, numbers] for TND.
+template <class Int>
+SizeList<Int> statistics_shape(const at::Tensor& query, int64_t head_num, std::string_view layout,
+                               int64_t numbers) {
+  const auto shape = shape_of<Int>(query);
+  const SizeList<Int> first = part<Int>(shape, layout == "SBH" ? 1 : 0, layout == "SBH" ? 2 : 1);
+  if (layout == "TND") return SizeList<Int>(first).append(Int(head_num)).append(Int(numbers));
+  return SizeList<Int>(first)
+      .append(Int(head_num))
+      .append(entry<Int>(shape, sequence_dimension(layout)))
+      .append(Int(numbers));
+}
+
+/// The result of attention for inference, whose keys may be paged.
+template <class Int>
+SizeList<Int> inference_shape(const at::Tensor& query, const at::Tensor&, const at::Tensor& value,
+                              int64_t heads, int64_t key_heads, std::string_view layout,
+                              const std::optional<at::Tensor>& block_table) {
+  auto shape = SizeList<Int>(shape_of<Int>(query));
+  const Int last = entry<Int>(shape_of<Int>(value), -1);
+  const bool value_is_flat = given(block_table) ? value.dim() == 3 : layout == "BSH";
+  const Int size = value_is_flat ? last / Int(key_heads == 0 ? heads : key_heads) : last;
+  shape = with<Int>(shape, -1, layout == "BSH" ? size * Int(heads) : size);
+  if (layout != "BNSD_BSND") return shape;
+  const at::ArrayRef<Int> bnsd = shape;
+  return SizeList<Int>().append(bnsd[0]).append(bnsd[2]).append(bnsd[1]).append(bnsd[3]);
+}
+
+/// A dropout mask and what makes it again.
+struct AttentionDropout {
+  at::Tensor mask;  // undefined where nothing is dropped
+  int64_t seed = 0;
+  int64_t offset = 0;
+  int64_t numel = 0;
+};
+
+/// One bit for each score. Seed and offset come from the device's generator unless they are given.
+AttentionDropout attention_dropout(const at::Tensor& query, const at::Tensor& key, int64_t head_num,
+                                   std::string_view layout, double keep_prob, int64_t seed, int64_t offset);
+at::Tensor dropout_mask_again(const at::Tensor& like, double keep_prob, int64_t seed, int64_t offset,
+                              int64_t numel);
+
+}  // namespace torch_npu

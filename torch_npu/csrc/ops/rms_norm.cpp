@@ -1,0 +1,52 @@
+// torch.nn.functional.rms_norm in eager mode is npu_rms_norm, where that takes the arguments; PyTorch
+// composes it.
+#include <ATen/native/layer_norm.h>
+#include <ATen/ops/_fused_rms_norm.h>
+#include <torch/library.h>
+
+#include <limits>
+
+#include "adapter/npu_calls.h"
+#include "torch_npu/csrc/dispatch/npu_operator.h"
+#include "torch_npu/csrc/dispatch/rules.h"
+#include "torch_npu/csrc/ops/nn_sizes.h"
+
+namespace torch_npu::ops {
+namespace {
+
+/// PyTorch's epsilon where none is given.
+double epsilon_of(at::ScalarType dtype) {
+  if (dtype == at::kHalf) return std::numeric_limits<at::Half>::epsilon();
+  return dtype == at::kBFloat16 ? static_cast<double>(std::numeric_limits<at::BFloat16>::epsilon())
+                                : std::numeric_limits<float>::epsilon();
+}
+
+bool fits(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+          const std::optional<at::Tensor>& weight) {
+  // Compilers trace the composition, which they fuse with its neighbours.
+  if (input.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) return false;
+  return given(weight) && input.is_privateuseone() && weight->is_privateuseone() &&
+         takes(kHalfAndFloat, input) && same_dtype(*weight, input) &&
+         weight->sym_sizes() == normalized_shape && weight->dim() <= input.dim() &&
+         input.sym_sizes().slice(input.dim() - weight->dim()) == normalized_shape && input.numel() > 0;
+}
+
+/// As PyTorch's own rms_norm, which libtorch does not export.
+at::Tensor composed(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                    const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+  at::native::_check_rms_norm_inputs_symint(input, normalized_shape, weight.value_or(at::Tensor()));
+  return std::get<0>(at::_fused_rms_norm(input, C10_AS_INTARRAYREF_SLOW(normalized_shape), weight, eps));
+}
+
+at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                    const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+  if (!fits(input, normalized_shape, weight)) return composed(input, normalized_shape, weight, eps);
+  return std::get<0>(call::npu_rms_norm(input, *weight, eps.value_or(epsilon_of(input.scalar_type()))));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("rms_norm", TORCH_FN(rms_norm)); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("rms_norm", TORCH_FN(rms_norm)); }
+
+}  // namespace torch_npu::ops
