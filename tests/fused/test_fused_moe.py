@@ -1,0 +1,272 @@
+"""Mixture of experts and quantization against plain references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from operator_case import FLOATS, Case, check, check_gradients
+from torch import Tensor
+
+import torch_npu
+
+F64 = torch.float64
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=F64)
+
+
+def permute(tokens: Tensor, indices: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    copies = 1 if indices.dim() == 1 else indices.shape[1]
+    order = indices.flatten().argsort(stable=True)
+    kept = order[:limit] if limit else order
+    return tokens[kept // copies], order.argsort().int()
+
+
+def unpermute(rows: Tensor, places: Tensor, probs: Tensor | None = None) -> Tensor:
+    copies = 1 if probs is None else probs.shape[1]
+    picked = rows[places.long()].view(-1, copies, rows.shape[1])
+    return (picked if probs is None else picked * probs[..., None]).sum(1)
+
+
+def gating_softmax(x: Tensor, finished: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    weights, chosen = x.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    chosen = chosen[:, :k]
+    if finished is not None:
+        chosen = chosen.masked_fill(finished[:, None], x.shape[1])
+    rows = torch.arange(x.shape[0] * k).view(k, x.shape[0]).T
+    return weights[:, :k], chosen.int(), rows.int()
+
+
+def gating(x: Tensor, k: int, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    scores = x.sigmoid() if options.get("norm_type") else x.softmax(-1)
+    groups = (scores + options["bias"]).unflatten(-1, (options["group_count"], -1))
+    strength = groups.sort(dim=-1, descending=True).values[..., :2].sum(-1)
+    kept = strength.sort(dim=-1, descending=True, stable=True).indices[:, : options["k_group"]]
+    hidden = torch.ones_like(strength, dtype=torch.bool).scatter(1, kept, False)
+    ranked = groups.masked_fill(hidden[..., None], -torch.inf).flatten(1)
+    chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    weights = scores.gather(1, chosen)
+    weights = weights / weights.sum(-1, keepdim=True) * options["routed_scaling_factor"]
+    return weights, chosen.int(), scores
+
+
+def choices() -> Tensor:
+    return torch.randint(0, 4, (7, 3), generator=torch.Generator().manual_seed(0))
+
+
+CASES = [
+    Case("npu_moe_token_permute", "all", lambda: (randn(7, 12), choices()), permute, gradients=(0,), terms=3),
+    Case("npu_moe_token_permute", "limit", lambda: (randn(7, 12), choices(), 10), permute, gradients=(0,), terms=3),
+    Case("npu_moe_token_permute", "one", lambda: (randn(7, 12), choices()[:, 0]), permute, gradients=(0,)),
+    Case("npu_moe_token_unpermute", "probs",
+         lambda: (randn(21, 12), torch.randperm(21).int(), torch.rand(7, 3, dtype=F64)), unpermute, gradients=(0, 2),
+         terms=3, gradient_terms=12, scale=4),
+    Case("npu_moe_token_unpermute", "plain", lambda: (randn(7, 12), torch.randperm(7).int()), unpermute,
+         gradients=(0,)),
+    Case("npu_moe_gating_top_k_softmax", "finished", lambda: (randn(6, 9), torch.arange(6) % 3 == 0, 4), gating_softmax,
+         dtypes=(torch.float32,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("case", CASES[:5], ids=str)
+def test_values(case: Case, dtype: torch.dtype) -> None:
+    check(case, dtype)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.gradients], ids=str)
+def test_gradients(case: Case) -> None:
+    check_gradients(case, torch.float32)
+
+
+def test_gating_by_softmax() -> None:
+    check(CASES[5], torch.float32)
+
+
+def test_gating_by_groups() -> None:
+    torch.manual_seed(0)
+    x, bias = torch.randn(6, 16), torch.randn(16)
+    options = {"k_group": 2, "group_count": 4, "norm_type": 1, "routed_scaling_factor": 2.5}
+    actual = torch_npu.npu_moe_gating_top_k(x.npu(), 4, bias=bias.npu(), group_select_mode=1, out_flag=True, **options)
+    expected = gating(x, 4, bias=bias, **options)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b, atol=1e-6, rtol=1e-5)
+
+
+def test_experts_end_where_they_should() -> None:
+    experts = torch.tensor([0, 0, 2, 2, 2, 5], dtype=torch.int32)
+    ends = torch_npu.npu_moe_compute_expert_tokens(experts.npu(), 6)
+    assert ends.tolist() == [2, 2, 5, 5, 5, 6]
+
+
+@pytest.mark.parametrize("active", [[], [1, 3]])
+def test_routing_there_and_back(active: list[int]) -> None:
+    torch.manual_seed(0)
+    x, experts = torch.randn(7, 12), choices().int()
+    expanded, row_idx, counts, _ = torch_npu.npu_moe_init_routing_v2(
+        x.npu(), experts.npu(), expert_num=4, active_num=0, expert_tokens_num_type=1, expert_tokens_num_flag=True,
+        active_expert_range=active or [0, 4],
+    )  # fmt: skip
+    first, last = active or (0, 4)
+    flat = experts.flatten()
+    kept = torch.nonzero((flat >= first) & (flat < last)).flatten()
+    order = kept[flat[kept].argsort(stable=True)]
+    torch.testing.assert_close(expanded.cpu()[: len(order)], x[order // 3])
+    assert counts.tolist() == [int((flat == e).sum()) for e in range(first, last)]
+    places = torch.full((21,), -1)
+    places[order] = torch.arange(len(order))
+    assert row_idx.tolist() == places.tolist()
+    scales = torch.rand(7, 3)
+    result = torch_npu.npu_moe_finalize_routing(
+        expanded, x.npu(), None, None, scales.npu(), row_idx, None, drop_pad_mode=2
+    )
+    share = (scales * ((experts >= first) & (experts < last))).sum(1, keepdim=True)
+    torch.testing.assert_close(result.cpu(), x + x * share, atol=1e-5, rtol=1e-5)
+
+
+def test_grouped_matmul_of_rows_and_lists() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 5), torch.randn(3, 5, 4)
+    ends = torch.tensor([2, 2, 9])
+    options = {"split_item": 3, "group_type": 0}
+    (actual,) = torch_npu.npu_grouped_matmul([x.npu()], [weight.npu()], group_list=ends.npu(), **options)
+    expected = torch.cat((x[:2] @ weight[0], x[2:] @ weight[2]))
+    torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-5)
+    counts = torch.tensor([2, 0, 7])
+    (again,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], [weight.npu()], group_list=counts.npu(), group_list_type=1, **options
+    )
+    torch.testing.assert_close(again, actual)
+    lists = torch_npu.npu_grouped_matmul(
+        [x.npu(), x[:3].npu()], [weight[0].npu(), weight[1].npu()], bias=[torch.ones(4).npu(), torch.zeros(4).npu()]
+    )
+    torch.testing.assert_close(lists[0].cpu(), x @ weight[0] + 1, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lists[1].cpu(), x[:3] @ weight[1], atol=1e-5, rtol=1e-5)
+
+
+# ---- Quantization
+
+
+def unpack(numbers: Tensor) -> Tensor:
+    nibbles = (numbers[..., None] >> torch.arange(0, 32, 4)) & 15
+    return torch.where(nibbles < 8, nibbles, nibbles - 16).flatten(-2)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_quantize(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, scale, zero = torch.randn(5, 16).to(dtype), torch.rand(16) + 0.1, torch.randint(-3, 3, (16,))
+    wide = x.float()
+    divided = torch_npu.npu_quantize(x.npu(), scale.npu(), zero.float().npu(), torch.qint8, 1)
+    assert torch.equal(divided.cpu(), ((wide / scale).round() + zero).clamp(-128, 127).to(torch.int8))
+    multiplied = torch_npu.npu_quantize(x.npu(), scale.npu(), None, torch.qint8, -1, False)
+    assert torch.equal(multiplied.cpu(), (wide * scale).round().clamp(-128, 127).to(torch.int8))
+    packed = torch_npu.npu_quantize(x.npu(), scale.npu(), None, torch.quint4x2, -1, False)
+    assert torch.equal(unpack(packed.cpu()), (wide * scale).round().clamp(-8, 7).long())
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_dynamic_quantization(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, smooth = torch.randn(3, 5, 16).to(dtype), (torch.rand(16) + 0.5).to(dtype)
+    y, scale = torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=smooth.npu())
+    wide = x.float() * smooth.float()
+    assert (y.dtype, scale.shape, scale.dtype) == (torch.int8, (3, 5), torch.float32)
+    torch.testing.assert_close(scale.cpu(), wide.abs().amax(-1) / 127)
+    assert (y.cpu() * scale.cpu()[..., None] - wide).abs().max() <= scale.max().item() * 0.51
+    y, scale, offset = torch_npu.npu_dynamic_quant_asymmetric(x.npu())
+    restored = (y.cpu() - offset.cpu()[..., None]) * scale.cpu()[..., None]
+    assert (restored - x.float()).abs().max() <= scale.max().item() * 0.51
+    packed, scale = torch_npu.npu_dynamic_quant(x.npu(), dst_type=torch.quint4x2)
+    assert packed.shape == (3, 5, 2)
+    assert (unpack(packed.cpu()) * scale.cpu()[..., None] - x.float()).abs().max() <= scale.max().item() * 0.51
+
+
+def test_products_of_quantized_matrices() -> None:
+    torch.manual_seed(0)
+    x1, x2 = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((6, 40), (40, 24)))
+    scale, token = torch.rand(24) + 0.1, torch.rand(6)
+    exact = x1.long() @ x2.long()
+    y = torch_npu.npu_quant_matmul(
+        x1.npu(), x2.npu(), scale.npu(), pertoken_scale=token.npu(), output_dtype=torch.bfloat16
+    )
+    torch.testing.assert_close(y.cpu(), (exact * scale * token[:, None]).bfloat16(), rtol=1e-2, atol=1e-2)
+    wrapped = torch_npu.npu_trans_quant_param(scale.npu())
+    assert wrapped.dtype == torch.int64
+    half = torch_npu.npu_quant_matmul(x1.npu(), x2.npu(), wrapped, output_dtype=torch.float16)
+    torch.testing.assert_close(half.cpu().float(), (exact * scale).half().float(), rtol=2e-3, atol=1)
+    bias = torch.randint(-99, 99, (24,), dtype=torch.int32)
+    sums = torch_npu.npu_quant_matmul(x1.npu(), x2.npu(), scale.npu(), bias=bias.npu(), output_dtype=torch.int32)
+    assert torch.equal(sums.cpu().long(), exact + bias)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("group", [0, 8])
+def test_products_with_quantized_weights(packed: bool, group: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 32).bfloat16()
+    weight = torch.randint(-8, 8, (32, 16), dtype=torch.int32)
+    rows = 32 // group if group else 1
+    scale, offset = ((torch.rand(rows, 16) + 0.1).bfloat16() for _ in range(2))
+    stored = torch_npu.npu_convert_weight_to_int4pack(weight.npu()) if packed else weight.to(torch.int8).npu()
+    y = torch_npu.npu_weight_quant_batchmatmul(x.npu(), stored, scale.npu(), offset.npu(), antiquant_group_size=group)
+    spread = (t.double().repeat_interleave(32 // rows, 0) for t in (scale, offset))
+    wide_scale, wide_offset = spread
+    expected = x.double() @ ((weight.double() + wide_offset) * wide_scale)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=1e-2, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_products_with_a_transposed_int8_weight(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(rows, 70).to(dtype)
+    weight = torch.randint(-128, 128, (37, 70), dtype=torch.int8)
+    scale, offset = ((torch.rand(37) + 0.1).to(dtype) for _ in range(2))
+    y = torch_npu.npu_weight_quant_batchmatmul(x.npu(), weight.npu().t(), scale.npu(), offset.npu())
+    expected = x.double() @ ((weight.double() + offset.double()[:, None]) * scale.double()[:, None]).T
+    unit = torch.finfo(dtype).eps * expected.abs().max().item()
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=4 * unit)
+
+
+def test_anti_quantization() -> None:
+    numbers = torch.randint(-8, 8, (3, 16), dtype=torch.int32)
+    scale, offset = torch.rand(16) + 0.5, torch.rand(16)
+    packed = torch_npu.npu_convert_weight_to_int4pack(numbers.npu())
+    expected = ((numbers + offset) * scale).half()
+    for stored in (packed, numbers.to(torch.int8).npu()):
+        y = torch_npu.npu_anti_quant(stored, scale.npu(), offset=offset.npu())
+        torch.testing.assert_close(y.cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_dequantized_swiglu() -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-1000, 1000, (5, 32), dtype=torch.int32)
+    weight, token = torch.rand(32) / 100, torch.rand(5)
+    y, scale = torch_npu.npu_dequant_swiglu_quant(
+        x.npu(), weight_scale=weight.npu(), activation_scale=token.npu(), activate_left=True, quant_mode=1
+    )
+    left, right = (x * weight * token[:, None]).chunk(2, -1)
+    expected = torch.nn.functional.silu(left) * right
+    torch.testing.assert_close(scale.cpu(), expected.abs().amax(-1) / 127)
+    assert (y.cpu() * scale.cpu()[:, None] - expected).abs().max() <= scale.max().item() * 0.51
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x: torch_npu.npu_quantize(x, x[0], None, torch.float32), TypeError, "dtype must be int8"),
+        (lambda x: torch_npu.npu_dynamic_quant(x, quant_mode="perblock"), NotImplementedError, "quant_mode=perblock"),
+        (lambda x: torch_npu.npu_moe_gating_top_k_softmax(x, None, 9), ValueError, "k must lie between 1 and"),
+        (lambda x: torch_npu.npu_moe_token_permute(x, x[:2, 0].long()), ValueError, r"indices must be \[N\]"),
+        (lambda x: torch_npu.npu_grouped_matmul([x], [x.t()], group_type=2), NotImplementedError, "group_type is 2"),
+        (lambda x: torch_npu.npu_grouped_matmul([x], [x.t()], group_type=0), ValueError, "needs group_list"),
+        (lambda x: torch_npu.npu_weight_quant_batchmatmul(x, x, x), TypeError, "weight is float32"),
+    ],
+)
+def test_refusals(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call(torch.randn(4, 8).npu())
