@@ -26,6 +26,7 @@ _LAZY_MODULES = {"optim"}
 _LAZY_NAMES = {
     "check_races": "torch_npu.npu._sanitizer",
     "enable_graph": "torchtitan_npu.sinking",
+    "fusion_table": "torch_npu.fusion",
     "graph_report": "torchtitan_npu.sinking",
 }
 
