@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import compile, eager, graph, memory
+from benchmarks import compile, eager, fused, graph, memory
 from benchmarks.machine import measure_machine
 from benchmarks.report import print_table, write_results
 
-# Modules with cases() -> list[Case], or with run().
-BENCHMARKS = {"eager": eager, "graph": graph, "compile": compile, "memory": memory}
+# Modules with cases(), of things that have a name and measure(), or with run().
+BENCHMARKS = {"eager": eager, "fused": fused, "graph": graph, "compile": compile, "memory": memory}
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         return
     cases = [case for case in module.cases() if arguments.only in case.name]
     results = [case.measure(arguments.rounds) for case in cases]
-    print_table(arguments.name, results)
+    print_table(arguments.name, machine, results)
     for path in write_results(arguments.output, arguments.name, machine, results):
         print(path)
 

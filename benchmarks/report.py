@@ -23,12 +23,16 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.4f}"
 
 
-def print_table(title: str, results: list[Result]) -> None:
-    """Ratios above the aim are red, others green."""
+def print_table(title: str, machine: Machine, results: list[Result]) -> None:
+    """Ratios above the aim are red, others green. Further competitors and the share of the bandwidth stand behind."""
     table = Table(title=title)
     table.add_column("case")
-    for name in ("cpu", "npu", "npu / cpu", "aim", "native", "fallback"):
+    competitors = list(dict.fromkeys(name for r in results for name in r.others))
+    shows_bytes = any(r.bytes_moved for r in results)
+    for name in ("cpu", "npu", "npu / cpu", "aim", "native", "fallback", *(f"npu / {c}" for c in competitors)):
         table.add_column(name, justify="right")
+    if shows_bytes:
+        table.add_column("of bandwidth", justify="right")
     group = None
     for r in results:
         if r.group != group:
@@ -39,7 +43,11 @@ def print_table(title: str, results: list[Result]) -> None:
         aim = "" if r.aim is None else format_ratio(r.aim)
         calls = (str(sum(r.native_calls.values())), str(sum(r.fallback_calls.values())))
         times = (format_time(r.cpu_seconds), format_time(r.npu_seconds))
-        table.add_row(r.name, *times, f"[{color}]{format_ratio(r.ratio)}", aim, *calls)
+        more = [format_ratio(r.npu_seconds / r.others[c]) if c in r.others else "" for c in competitors]
+        if shows_bytes:
+            share = r.bytes_moved / r.npu_seconds / 1e9 / machine.read_gb_per_second
+            more.append(f"{share:.0%}" if r.bytes_moved else "")
+        table.add_row(r.name, *times, f"[{color}]{format_ratio(r.ratio)}", aim, *calls, *more)
     Console(width=120).print(table)
 
 

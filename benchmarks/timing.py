@@ -27,6 +27,8 @@ class Result:
     npu_seconds: float
     native_calls: dict[str, int] = field(repr=False)  # in one call of the work
     fallback_calls: dict[str, int] = field(repr=False)
+    others: dict[str, float] = field(default_factory=dict)  # seconds of further competitors on the CPU
+    bytes_moved: int = 0  # by an implementation that reads and writes everything once; 0: not known
 
     @property
     def ratio(self) -> float:
