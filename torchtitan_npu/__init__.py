@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
+
+# Where the names live. Imported at their first use: they bring Dynamo and torch_npu, which not every program needs.
+_HOMES = {"explain": "torchtitan_npu.explanation", "optimize": "torchtitan_npu.fused"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "explain":  # brings Dynamo, which most programs do not need
-        from torchtitan_npu.explanation import explain
-
-        return explain
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

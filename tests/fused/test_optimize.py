@@ -1,0 +1,134 @@
+"""torchtitan_npu.optimize on modules of several shapes and on models of transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_npu
+from torchtitan_npu.fused import optimize
+
+
+class RMSNorm(nn.Module):
+    """As many models write it; ``offset`` 1 is Gemma's."""
+
+    def __init__(self, size: int, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(size))
+        self.eps = 1e-5
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (normal * (self.offset + self.weight.float())).to(x.dtype)
+
+
+class NoRMSNorm(RMSNorm):
+    """The name and the parts of one, but another function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).tanh()
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, size: int, hidden: int, activation: nn.Module, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, hidden, bias=bias)
+        self.up_proj = nn.Linear(size, hidden, bias=bias)
+        self.down_proj = nn.Linear(hidden, size, bias=bias)
+        self.act = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = RMSNorm(16)
+        self.gemma = RMSNorm(16, offset=1.0)
+        self.odd = NoRMSNorm(16)
+        self.silu = GatedMLP(16, 24, nn.SiLU())
+        self.tanh = GatedMLP(16, 24, nn.GELU(approximate="tanh"))
+        self.biased = GatedMLP(16, 24, nn.SiLU(), bias=True)
+        self.dense = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_swaps_what_agrees_and_says_why_not(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Block().to("npu", dtype).eval()
+    x = torch.randn(3, 7, 16).to("npu", dtype)
+    with torch.no_grad():
+        expected = model(x)
+        report = optimize(model)
+        outcome = {(s.module, s.converter): s for s in report.swaps}
+        swapped = {name for (name, _), s in outcome.items() if s.kept}
+        assert swapped == {"norm", "gemma", "silu", "tanh", "dense"}
+        assert "results differ by" in outcome["odd", "rms_norm"].reason
+        assert "biases" in outcome["biased", "gated_mlp"].reason
+        torch_npu.clear_native_calls()
+        actual = model(x)
+        calls = torch_npu.native_calls()
+        assert {"aclnnRmsNorm", "aclnnGemmaRmsNorm", "aclnnSwiGlu", "aclnnGeGluV3", "aclnnFusedMatmul"} <= set(calls)
+        tolerance = 1e-5 if dtype is torch.float32 else 0.1  # seven blocks, each rounded
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+        report.undo()
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+    assert "odd" in str(report)
+
+
+def test_weights_stay_loadable_and_trainable() -> None:
+    torch.manual_seed(0)
+    model, other = Block().npu(), Block().npu()
+    report = optimize(model)
+    assert report.swaps
+    assert model.state_dict().keys() == other.state_dict().keys()
+    model.load_state_dict(other.state_dict())
+    x = torch.randn(3, 16).npu()
+    torch.testing.assert_close(model(x), other(x), rtol=1e-5, atol=1e-5)
+    model(x).square().sum().backward()
+    other(x).square().sum().backward()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_models_elsewhere_are_left_alone() -> None:
+    report = optimize(Block())
+    assert not any(s.kept for s in report.swaps)
+    assert "on cpu" in str(report)
+
+
+def test_unknown_converters_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no converters \['attention'\]; known: rms_norm"):
+        optimize(Block(), converters=["attention"])
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Bert", "ViT"])
+def test_models_of_transformers(architecture: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    if architecture == "ViT":
+        sizes |= {"image_size": 16, "patch_size": 8}
+    else:
+        sizes["vocab_size"] = 50
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{architecture}Config")(**sizes)
+    model = getattr(transformers, f"{architecture}Model")(config).eval().npu()
+    inputs = {"input_ids": torch.arange(12).view(1, 12).npu()}
+    if architecture == "ViT":
+        inputs = {"pixel_values": torch.randn(1, 3, 16, 16).npu()}
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        report = optimize(model)
+        actual = model(**inputs).last_hidden_state
+    kinds = {s.converter for s in report.swaps if s.kept}
+    assert kinds == ({"rms_norm", "gated_mlp"} if architecture in ("Llama", "Qwen2") else {"linear_activation"})
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

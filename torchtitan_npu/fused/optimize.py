@@ -1,0 +1,120 @@
+"""Swaps modules' forwards for fused operators, each checked on a sample, all of it reversible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from torchtitan_npu.fused.converters import CONVERTERS, Forward, Offer, candidates
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One module that a converter recognised."""
+
+    module: str  # its name in the model
+    kind: str  # its class
+    converter: str
+    error: float | None  # largest difference on the sample, over the largest value; None: not swapped
+    reason: str  # why it was not swapped, "" if it was
+
+    @property
+    def kept(self) -> bool:
+        return self.error is not None
+
+
+@dataclass
+class Report:
+    """What :func:`optimize` did. Prints as a table; :meth:`undo` takes everything back."""
+
+    swaps: list[Swap] = field(default_factory=list)
+    _modules: list[nn.Module] = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Gives the modules their own forwards back. Parameters were never copied, so that none are lost."""
+        for module in self._modules:
+            del module.forward  # the instance's; the class has its own
+        self._modules.clear()
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title="fused operators in place of modules")
+        for name in ("module", "class", "converter", "swapped", "error"):
+            table.add_column(name)
+        for s in self.swaps:
+            outcome = "yes" if s.kept else f"no: {s.reason}"
+            table.add_row(s.module, s.kind, s.converter, outcome, "" if s.error is None else f"{s.error:.1e}")
+        console = Console(width=140)
+        with console.capture() as capture:
+            console.print(table)
+        return capture.get()
+
+
+def optimize(model: nn.Module, converters: Sequence[str] | None = None, tolerance: float | None = None) -> Report:
+    """Puts fused operators in place of modules of ``model`` that compute the same.
+
+    Args:
+        model: on device npu. Its parameters are kept and stay trainable.
+        converters: names of ``torchtitan_npu.fused.converters.CONVERTERS``; None: all of them.
+        tolerance: largest error of a swap on a random sample, over the largest value of the result; None: 16 units in
+            the last place for float32, 8 for float16 and bfloat16.
+
+    Returns:
+        what was swapped and what was not, and why. ``print(report)`` shows it, ``report.undo()`` takes it back.
+
+    Raises:
+        ValueError: for a converter that does not exist.
+    """
+    names = list(CONVERTERS) if converters is None else list(converters)
+    if unknown := set(names) - set(CONVERTERS):
+        raise ValueError(f"optimize: there are no converters {sorted(unknown)}; known: {', '.join(CONVERTERS)}")
+    report = Report()
+    for name, module in model.named_modules():
+        for converter, offer in candidates(module, names):
+            if "forward" in vars(module):
+                swap = Swap(name, type(module).__name__, converter, None, "its forward was replaced before")
+            elif isinstance(offer, str):
+                swap = Swap(name, type(module).__name__, converter, None, offer)
+            else:
+                swap = _try(name, module, converter, offer, tolerance, report)
+            report.swaps.append(swap)
+    return report
+
+
+def _try(name: str, module: nn.Module, converter: str, offer: Offer, tolerance: float | None, report: Report) -> Swap:
+    """Keeps the first forward that agrees with the module's own."""
+
+    def refused(reason: str) -> Swap:
+        return Swap(name, type(module).__name__, converter, None, reason)
+
+    parameter = next(module.parameters())
+    if parameter.device.type != "npu":
+        return refused(f"its parameters are on {parameter.device.type}")
+    if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return refused(f"its parameters are {parameter.dtype}")
+    sample = torch.randn(2, 5, offer.features, generator=torch.Generator().manual_seed(0))
+    sample = sample.to(parameter.device, parameter.dtype)
+    units = 16 if parameter.dtype is torch.float32 else 8
+    allowed = tolerance if tolerance is not None else units * torch.finfo(parameter.dtype).eps
+    with torch.no_grad():
+        expected = module(sample)
+        errors = [_error(forward, sample, expected) for forward in offer.forwards]
+    best = min(range(len(errors)), key=errors.__getitem__)
+    if not errors[best] <= allowed:
+        return refused(f"results differ by {errors[best]:.1e} of the largest, {allowed:.1e} is allowed")
+    module.forward = offer.forwards[best]
+    report._modules.append(module)
+    return Swap(name, type(module).__name__, converter, errors[best], "")
+
+
+def _error(forward: Forward, sample: Tensor, expected: Tensor) -> float:
+    actual = forward(sample)
+    if actual.shape != expected.shape:
+        return float("inf")
+    difference = (actual.float() - expected.float()).abs().max() / expected.float().abs().max()
+    return float(difference)
