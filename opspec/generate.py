@@ -34,6 +34,9 @@ ARG_TAG = {
     "int32": "Int32", "int8": "Int8", "float": "Float", "float32": "Float32", "dtype": "Dtype", "str": "String",
 }  # fmt: skip
 
+# Arguments that an executor holds in another type than the ABI has.
+_AS_HELD = {"Tensor!?": "const aclTensor*", "str": "const std::string&"}
+
 
 def dtype_mask(dtypes: tuple[str, ...]) -> str:
     """Bit i stands for aclDataType i; 0 means any."""
@@ -69,7 +72,7 @@ def environment() -> jinja2.Environment:
     )
     filters: dict[str, Callable[..., object]] = {
         "host_param": lambda p: f"{p.host} {p.name}",
-        "raw_param": lambda p: f"{p.abi if p.abi != 'const char*' else 'const std::string&'} {p.name}",
+        "raw_param": lambda p: f"{_AS_HELD.get(p.kind, p.abi)} {p.name}",
         "arg_tag": lambda p: f"cann_host::arg::{ARG_TAG[p.kind]}",
         "mask": dtype_mask,
         "places": _places,

@@ -99,12 +99,13 @@ def seed():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 7, 0])
 def test_matmul(dtype: torch.dtype, rows: int) -> None:
+    # Products of small matrices sum in an order of their own.
     r = lambda *s: rand(*s, dtype=dtype)  # noqa: E731
-    check(torch.mm, r(rows, 5), r(5, 3))
-    check(torch.mm, r(5, rows).t(), r(3, 5).t())
-    check(torch.bmm, r(2, rows, 5), r(2, 5, 3))
-    check(torch.matmul, r(2, 4, rows, 5), r(5, 3))
-    check(torch.addmm, r(3), r(rows, 5), r(5, 3))
+    check(torch.mm, r(rows, 5), r(5, 3), exact=False)
+    check(torch.mm, r(5, rows).t(), r(3, 5).t(), exact=False)
+    check(torch.bmm, r(2, rows, 5), r(2, 5, 3), exact=False)
+    check(torch.matmul, r(2, 4, rows, 5), r(5, 3), exact=False)
+    check(torch.addmm, r(3), r(rows, 5), r(5, 3), exact=False)
     check(lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=2), r(rows, 3), r(rows, 5), r(5, 3))
     check(torch.baddbmm, r(2, rows, 3), r(2, rows, 5), r(2, 5, 3))
     check(torch.mv, r(rows, 5), r(5))
@@ -112,7 +113,7 @@ def test_matmul(dtype: torch.dtype, rows: int) -> None:
     check(torch.dot, r(rows), r(rows))
     check(torch.addbmm, r(rows, 3), r(2, rows, 5), r(2, 5, 3))
     check(torch.addr, r(rows, 3), r(rows), r(3))
-    check(F.linear, r(2, rows, 5), r(3, 5), r(3))
+    check(F.linear, r(2, rows, 5), r(3, 5), r(3), exact=False)
 
 
 def test_matmul_out_and_inplace() -> None:
@@ -189,9 +190,11 @@ def test_softmax(dim: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_layer_and_group_norm(dtype: torch.dtype, mixed: bool) -> None:
     p = torch.float32 if mixed else dtype
-    check(F.layer_norm, rand(3, 4, 9, dtype=dtype), (9,), rand(9, dtype=p), rand(9, dtype=p))
-    check(F.layer_norm, rand(3, 4, 9, dtype=dtype), (4, 9), rand(4, 9, dtype=p), None)
-    check(F.layer_norm, rand(3, 4, 9, dtype=dtype), (9,), None, None)
+    check(
+        F.layer_norm, rand(3, 4, 9, dtype=dtype), (9,), rand(9, dtype=p), rand(9, dtype=p), exact=dtype != torch.float32
+    )
+    check(F.layer_norm, rand(3, 4, 9, dtype=dtype), (4, 9), rand(4, 9, dtype=p), None, exact=dtype != torch.float32)
+    check(F.layer_norm, rand(3, 4, 9, dtype=dtype), (9,), None, None, exact=dtype != torch.float32)
     check(F.group_norm, rand(2, 6, 5, 3, dtype=dtype), 3, rand(6, dtype=p), rand(6, dtype=p))
     with torch.no_grad():  # PyTorch makes gradients contiguous on any device but the CPU
         check(
@@ -399,7 +402,7 @@ def test_attention(dtype: torch.dtype, causal: bool, mask: str | None) -> None:
 def test_attention_composed() -> None:
     q, k, v = (rand(2, 4, 5, 8) for _ in range(3))
     bias = rand(5, 5)
-    check(F.scaled_dot_product_attention, q, k, v, attn_mask=bias)  # its gradient is wanted, too
+    check(F.scaled_dot_product_attention, q, k, v, attn_mask=bias, exact=False)  # its gradient is wanted, too
     few = rand(2, 2, 5, 8), rand(2, 2, 5, 8)
     check(F.scaled_dot_product_attention, q, *few, enable_gqa=True, exact=False)  # one operator, not composed
     npu = to_npu((q, k, v))

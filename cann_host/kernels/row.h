@@ -65,9 +65,33 @@ void each_vector(int64_t n, const F& f) {
 }
 
 inline float sum_of_lanes(Vec<float> v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(v);
+#elif defined(__AVX2__)
+  const __m128 half = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+  const __m128 pair = half + _mm_movehl_ps(half, half);
+  return pair[0] + pair[1];
+#else
   float sum = 0;
   for (int i = 0; i < lanes; ++i) sum += v[i];
   return sum;
+#endif
+}
+
+/// The sums of four vectors, in a third of the steps.
+inline Lanes<float, 4> sums_of_lanes(const Vec<float> (&v)[4]) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const auto half = [](__m512 x) { return _mm512_castps512_ps256(x) + _mm512_extractf32x8_ps(x, 1); };
+#else
+  const auto half = [](__m256 x) { return x; };
+#endif
+  const __m256 sums =
+      _mm256_hadd_ps(_mm256_hadd_ps(half(v[0]), half(v[1])), _mm256_hadd_ps(half(v[2]), half(v[3])));
+  return _mm256_castps256_ps128(sums) + _mm256_extractf128_ps(sums, 1);
+#else
+  return Lanes<float, 4>{sum_of_lanes(v[0]), sum_of_lanes(v[1]), sum_of_lanes(v[2]), sum_of_lanes(v[3])};
+#endif
 }
 
 inline float maximum_of_lanes(Vec<float> v) {

@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <cann/aclnn_base.h>
+#include <omp.h>
 
 namespace cann_host {
 namespace {
@@ -20,11 +21,34 @@ aclError report(const aclOpExecutor& executor, const char* cause) noexcept {
   return ACLNN_ERR_INNER;
 }
 
+/// Keeps OpenMP from using other threads than this one.
+class OneThread {
+ public:
+  explicit OneThread(bool wanted) : threads_(wanted ? omp_get_max_threads() : 1) {
+    if (threads_ > 1) omp_set_num_threads(1);
+  }
+  OneThread(const OneThread&) = delete;
+  ~OneThread() {
+    if (threads_ > 1) omp_set_num_threads(threads_);
+  }
+
+ private:
+  const int threads_;
+};
+
 }  // namespace
 
-aclError guarded(const aclOpExecutor& executor, void (*body)(const void*), const void* context) noexcept {
+aclError nowhere_to_put_executor(const char* op) {
+  set_last_error(std::string(op) + ": workspaceSize and executor may not be null pointers");
+  return ACLNN_ERR_PARAM_NULLPTR;
+}
+
+aclError guarded(const aclOpExecutor& executor, void (*body)(const void*), const void* context,
+                 int64_t largest) noexcept {
   static const auto keys = plain_cpu_keys();
   const c10::impl::ForceDispatchKeyGuard guard(keys);
+  constexpr int64_t most_for_one_thread = 4096;
+  const OneThread one_thread(largest <= most_for_one_thread);
   try {
     body(context);
     return ACL_SUCCESS;

@@ -1,6 +1,7 @@
 // aclOpExecutor: a validated call that waits for phase 2, where it becomes work on a stream.
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <string>
@@ -17,7 +18,13 @@ namespace cann_host {
 
 /// Runs body with dispatch keys as a plain CPU program has them (the client's thread may carry autograd or
 /// PrivateUse1 state) and turns an exception into an error code with the operator's name in the message.
-aclError guarded(const aclOpExecutor& executor, void (*body)(const void*), const void* context) noexcept;
+/// Where no tensor has more than a few thousand elements, `largest`, it keeps ATen from waking other threads,
+/// which takes longer than the work.
+aclError guarded(const aclOpExecutor& executor, void (*body)(const void*), const void* context,
+                 int64_t largest) noexcept;
+
+/// What phase 1 returns to a caller that wants no executor.
+aclError nowhere_to_put_executor(const char* op);
 
 /// Text of one argument for error messages and traces; empty for what would not help a reader.
 inline std::string describe_argument(const Ref<const aclTensor>& t) {
@@ -38,6 +45,21 @@ std::string describe_argument(const T&) {
   return {};
 }
 
+/// Elements of the largest tensor of an argument.
+inline int64_t largest_tensor(const Ref<const aclTensor>& t) { return t.get() ? t.get()->numel() : 0; }
+inline int64_t largest_tensor(const Ref<aclTensor>& t) { return t.get() ? t.get()->numel() : 0; }
+inline int64_t largest_tensor(const Ref<const aclTensorList>& list) {
+  int64_t largest = 0;
+  if (list.get() != nullptr) {
+    for (const auto& t : list.get()->values) largest = std::max(largest, largest_tensor(t));
+  }
+  return largest;
+}
+template <class T>
+int64_t largest_tensor(const T&) {
+  return 0;
+}
+
 /// One operator call. Body is the host implementation; Fast, if given, is tried first on the bare descriptors
 /// and returns false for what it does not take.
 template <class Op, class... Args>
@@ -55,7 +77,7 @@ class Executor final : public aclOpExecutor {
         [](const void* self) {
           static_cast<const Executor*>(self)->call(std::index_sequence_for<Args...>());
         },
-        this);
+        this, largest());
   }
 
   std::string describe() const override {
@@ -68,6 +90,12 @@ class Executor final : public aclOpExecutor {
   }
 
  private:
+  int64_t largest() const {
+    int64_t result = 0;
+    std::apply([&](const auto&... held) { ((result = std::max(result, largest_tensor(held))), ...); }, held_);
+    return result;
+  }
+
   template <class T>
   static T* raw(const Ref<T>& held) {
     return held.get();
@@ -91,10 +119,7 @@ template <class Op, class... Args>
 aclError prepare(const Phase1& phase1, uint64_t* workspace_size, aclOpExecutor** executor,
                  typename Args::Abi... args) {
   if (phase1.failed()) return phase1.code();
-  if (workspace_size == nullptr || executor == nullptr) {
-    set_last_error(std::string(Op::name) + ": workspaceSize and executor may not be null pointers");
-    return ACLNN_ERR_PARAM_NULLPTR;
-  }
+  if (workspace_size == nullptr || executor == nullptr) return nowhere_to_put_executor(Op::name);
   *workspace_size = 0;
   *executor = new Executor<Op, Args...>(args...);
   return ACL_SUCCESS;

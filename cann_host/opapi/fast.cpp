@@ -1,7 +1,10 @@
 #include "cann_host/opapi/fast.h"
 
+#include <cstring>
 #include <optional>
 
+#include "cann_host/kernels/fused.h"
+#include "cann_host/kernels/matmul.h"
 #include "cann_host/kernels/matvec.h"
 
 namespace cann_host::fast {
@@ -131,23 +134,147 @@ bool is_one(const aclScalar* factor) {
   return number && number->real == 1;
 }
 
-bool matvec(const aclTensor* self, const aclTensor* mat2, const aclTensor* bias, aclTensor* out) {
+namespace {
+
+bool is_bias(const aclTensor& bias, const aclTensor& out) {
+  return bias.dtype == out.dtype && bias.sizes.size() == 1 &&
+         bias.sizes[0] == out.sizes[out.sizes.size() - 1] && bias.is_contiguous();
+}
+
+/// Matrices, or batches of them, as strides.
+kernels::SmallMatmul small_product(kernels::DataType type, const aclTensor& a, const aclTensor& b,
+                                   const aclTensor* bias, aclTensor& c) {
+  const size_t rank = c.sizes.size(), row = rank - 2, column = rank - 1;
+  const bool batched = rank == 3;
+  return {.type = type,
+          .a = a.data(),
+          .b = b.data(),
+          .bias = bias == nullptr ? nullptr : bias->data(),
+          .c = c.data(),
+          .batches = batched ? c.sizes[0] : 1,
+          .rows = a.sizes[row],
+          .inner = a.sizes[column],
+          .columns = b.sizes[column],
+          .a_batch = batched ? a.strides[0] : 0,
+          .a_row = a.strides[row],
+          .a_inner = a.strides[column],
+          .b_batch = batched ? b.strides[0] : 0,
+          .b_inner = b.strides[row],
+          .b_column = b.strides[column]};
+}
+
+}  // namespace
+
+bool matmul(const aclTensor* self, const aclTensor* mat2, const aclTensor* bias, aclTensor* out) {
   const auto type = kernel_type(self->dtype);
-  if (!type || self->sizes.size() != 2 || mat2->sizes.size() != 2 || self->dtype != mat2->dtype ||
-      self->dtype != out->dtype || !self->is_contiguous() || !out->is_contiguous()) {
+  const size_t rank = out->sizes.size();
+  if (!type || rank < 2 || rank > 3 || self->sizes.size() != rank || mat2->sizes.size() != rank ||
+      self->dtype != mat2->dtype || self->dtype != out->dtype || !out->is_contiguous() || out->numel() == 0 ||
+      self->numel() == 0 || (bias != nullptr && !is_bias(*bias, *out))) {
     return false;
   }
-  const int64_t rows = self->sizes[0], inner = self->sizes[1], columns = mat2->sizes[1];
-  if (rows == 0 || rows > kernels::most_matvec_rows || inner < 2 || columns < 2 || mat2->strides[0] != 1 ||
-      mat2->strides[1] < inner) {
+  const kernels::SmallMatmul product = small_product(*type, *self, *mat2, bias, *out);
+  const bool reads_most = rank == 2 && product.rows <= kernels::most_matvec_rows && self->is_contiguous() &&
+                          product.b_inner == 1 && product.b_column >= product.inner;
+  const int64_t most = reads_most ? kernels::most_small_weight : kernels::most_small_multiplications;
+  if (product.batches * product.rows * product.inner * product.columns <= most &&
+      kernels::small_matmul(product)) {
+    return true;
+  }
+  if (!reads_most) return false;
+  return kernels::matvec({*type, *type, product.a, product.b, product.bias, nullptr, nullptr, product.c,
+                          product.rows, product.columns, product.inner, product.b_column});
+}
+
+bool layer_norm(const aclTensor* input, const aclIntArray* normalizedShape, const aclTensor* weight,
+                const aclTensor* bias, double epsilon, aclTensor* out, const aclTensor* mean,
+                const aclTensor* rstd) {
+  const auto type = kernel_type(input->dtype);
+  int64_t columns = 1;
+  for (int64_t size : normalizedShape->values) columns *= size;
+  const auto is_parameter = [&](const aclTensor* t) {
+    return t == nullptr || (t->dtype == input->dtype && t->is_contiguous() && t->numel() == columns);
+  };
+  const auto is_statistic = [&](const aclTensor* t) {
+    return t != nullptr && t->dtype == ACL_FLOAT && t->is_contiguous() &&
+           t->numel() * columns == input->numel();
+  };
+  if (!type || !kernels::is_fused_type(*type) || input->dtype != out->dtype || !aligned(*input, *out) ||
+      columns == 0 || !is_parameter(weight) || !is_parameter(bias) || !is_statistic(mean) ||
+      !is_statistic(rstd)) {
     return false;
   }
-  if (bias != nullptr && (bias->dtype != self->dtype || bias->sizes.size() != 1 ||
-                          bias->sizes[0] != columns || !bias->is_contiguous())) {
+  kernels::Norm call{};
+  call.type = call.parameter_type = *type;
+  call.x = input->data();
+  call.gamma = weight == nullptr ? nullptr : weight->data();
+  call.beta = bias == nullptr ? nullptr : bias->data();
+  call.y = out->data();
+  call.mean = static_cast<float*>(mean->data());
+  call.rstd = static_cast<float*>(rstd->data());
+  call.rows = input->numel() / columns;
+  call.columns = columns;
+  call.epsilon = static_cast<float>(epsilon);
+  call.centered = true;
+  kernels::norm(call);
+  return true;
+}
+
+bool index_copy(aclTensor* self, int64_t dim, const aclTensor* index, const aclTensor* source) {
+  const auto rank = static_cast<int64_t>(self->sizes.size());
+  if (dim < 0) dim += rank;
+  if (rank == 0 || source->sizes.size() != self->sizes.size() || self->dtype != source->dtype ||
+      index->dtype != ACL_INT64 || index->sizes.size() != 1 || source->sizes[dim] != index->sizes[0] ||
+      !self->is_contiguous() || !source->is_contiguous() || !index->is_contiguous()) {
     return false;
   }
-  return kernels::matvec({*type, *type, self->data(), mat2->data(), bias == nullptr ? nullptr : bias->data(),
-                          nullptr, nullptr, out->data(), rows, columns, inner, mat2->strides[1]});
+  int64_t outer = 1, inner = static_cast<int64_t>(element_size(self->dtype));
+  for (int64_t d = 0; d < rank; ++d) {
+    if (d != dim && self->sizes[d] != source->sizes[d]) return false;
+    if (d < dim) outer *= self->sizes[d];
+    if (d > dim) inner *= self->sizes[d];
+  }
+  const int64_t rows = self->sizes[dim], count = index->sizes[0];
+  const auto* places = static_cast<const int64_t*>(index->data());
+  for (int64_t i = 0; i < count; ++i) {
+    if (places[i] < 0 || places[i] >= rows) return false;
+  }
+  const auto* from = static_cast<const char*>(source->data());
+  auto* to = static_cast<char*>(self->data());
+  for (int64_t n = 0; n < outer; ++n) {
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(to + (n * rows + places[i]) * inner, from + (n * count + i) * inner, inner);
+    }
+  }
+  return true;
+}
+
+bool zero(aclTensor* self) {
+  // Larger ones are for several threads.
+  constexpr int64_t most_bytes = int64_t{1} << 18;
+  const int64_t bytes = self->numel() * static_cast<int64_t>(element_size(self->dtype));
+  if (!self->is_contiguous() || bytes > most_bytes) return false;
+  if (bytes > 0) std::memset(self->data(), 0, bytes);
+  return true;
+}
+
+bool softmax(const aclTensor* self, int64_t dim, aclTensor* out) {
+  const auto type = kernel_type(self->dtype);
+  const auto rank = static_cast<int64_t>(self->sizes.size());
+  if (!type || !kernels::is_fused_type(*type) || rank == 0 || (dim != -1 && dim != rank - 1) ||
+      self->dtype != out->dtype || !aligned(*self, *out) || self->numel() == 0) {
+    return false;
+  }
+  kernels::MaskedSoftmax call{};
+  call.type = *type;
+  call.x = self->data();
+  call.y = out->data();
+  call.columns = self->sizes[rank - 1];
+  call.sizes[0] = call.sizes[1] = 1;
+  call.sizes[2] = self->numel() / call.columns;
+  call.scale = 1;
+  kernels::masked_softmax(call);
+  return true;
 }
 
 }  // namespace cann_host::fast

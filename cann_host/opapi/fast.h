@@ -32,8 +32,21 @@ bool fill(const aclScalar* value, aclTensor* out);
 /// Whether a factor is 1.
 bool is_one(const aclScalar* factor);
 
-/// out = self mat2 (+ bias), self having few rows and mat2 being the transpose of a matrix whose rows lie in
-/// one piece, as the weight of a linear layer.
-bool matvec(const aclTensor* self, const aclTensor* mat2, const aclTensor* bias, aclTensor* out);
+/// out = self mat2 (+ bias), for matrices or batches of them: small ones, or a self of few rows with the
+/// transpose of a matrix whose rows lie in one piece (the weight of a linear layer).
+bool matmul(const aclTensor* self, const aclTensor* mat2, const aclTensor* bias, aclTensor* out);
+
+/// Over all of normalizedShape; mean and rstd must be wanted.
+bool layer_norm(const aclTensor* input, const aclIntArray* normalizedShape, const aclTensor* weight,
+                const aclTensor* bias, double epsilon, aclTensor* out, const aclTensor* mean,
+                const aclTensor* rstd);
+
+/// Slices of self along dim become those of source. An index out of range is left to ATen, which refuses it.
+bool index_copy(aclTensor* self, int64_t dim, const aclTensor* index, const aclTensor* source);
+
+bool zero(aclTensor* self);
+
+/// Over the last dimension.
+bool softmax(const aclTensor* self, int64_t dim, aclTensor* out);
 
 }  // namespace cann_host::fast
