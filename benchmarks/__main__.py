@@ -9,7 +9,7 @@ from benchmarks import compile, eager, fused, graph, memory
 from benchmarks.machine import measure_machine
 from benchmarks.report import print_table, write_results
 
-# Modules with cases(), of things that have a name and measure(), or with run().
+# Modules with cases(), of things that have a name and measure(rounds).
 BENCHMARKS = {"eager": eager, "fused": fused, "graph": graph, "compile": compile, "memory": memory}
 
 
@@ -27,9 +27,6 @@ def main() -> None:
     machine = measure_machine()
     print(machine)
     module = BENCHMARKS[arguments.name]
-    if hasattr(module, "run"):
-        module.run(arguments, machine)
-        return
     cases = [case for case in module.cases() if arguments.only in case.name]
     results = [case.measure(arguments.rounds) for case in cases]
     print_table(arguments.name, machine, results)

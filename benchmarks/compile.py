@@ -1,30 +1,22 @@
 """torch.compile(backend="npu") against CPU eager and Inductor, all in one run.
 
-Inductor compiles for the CPU, once as it is and, where no gradient is taken, once with frozen weights. ``aim`` is the
-least factor over the better of the two that is wanted.
+Inductor compiles for the CPU, once as it is and, where no gradient is taken, once with frozen weights.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import math
-import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import torchtitan_npu.compile
-from benchmarks.machine import Machine
-from benchmarks.report import format_time
-from benchmarks.timing import Work, interleaved
+from benchmarks.result import Result
+from benchmarks.timing import Work, announce, interleaved
 
 PEERS = ("cpu eager", "inductor", "inductor, frozen", "npu")
 Make = Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
@@ -37,67 +29,47 @@ class CompileCase:
     name: str
     group: str
     make: Make
-    aim: float | None = None
+    aim: float | None = None  # over each Inductor
     bytes_moved: int = 0  # that the work cannot do without, for the share of the read bandwidth
     training: bool = False
 
+    def measure(self, rounds: int) -> Result:
+        announce(self.name)
+        works, first = {}, {}
+        torchtitan_npu.compile.reset()
+        peers = [p for p in PEERS if not (p == "inductor, frozen" and self.training)]
+        with torch.set_grad_enabled(self.training):
+            for peer in peers:
+                torch.manual_seed(0)
+                works[peer] = self._work(peer)
+                start = time.perf_counter()
+                works[peer]()
+                first[peer] = time.perf_counter() - start
+            seconds = interleaved(works, rounds)
+        aims = {} if self.aim is None else {p: self.aim for p in peers if p.startswith("inductor")}
+        notes = {"first call, s (inductor)": f"{first['npu']:.2f} ({first['inductor']:.2f})"}
+        return Result(self.name, self.group, seconds, aims, notes, self.bytes_moved)
 
-@dataclass(frozen=True)
-class CompileResult:
-    name: str
-    group: str
-    aim: float | None
-    seconds: dict[str, float]
-    first_call: dict[str, float]  # seconds of the first call, compilation in it
-    gigabytes_per_second: float
-    counters: dict[str, int] = field(default_factory=dict)
+    def _work(self, peer: str) -> Work:
+        function, arguments = self.make()
+        if peer == "npu":
+            function = copy.deepcopy(function).npu() if isinstance(function, nn.Module) else function
+            arguments = tuple(a.npu() for a in arguments)
+            compiled = torch.compile(function, backend="npu", dynamic=False)
+        elif peer == "cpu eager":
+            compiled = function
+        else:
+            torch._dynamo.reset()
+            compiled = torch.compile(
+                function, dynamic=False, options={"freezing": True} if peer == "inductor, frozen" else None
+            )
+        if not self.training:
+            return lambda: compiled(*arguments)
 
-    @property
-    def factor(self) -> float:
-        """Speed over the better Inductor."""
-        return min(v for k, v in self.seconds.items() if k.startswith("inductor")) / self.seconds["npu"]
+        def step() -> None:
+            compiled(*arguments).float().square().mean().backward()
 
-
-def measure(case: CompileCase, rounds: int) -> CompileResult:
-    print(f"  {case.name} …", file=sys.stderr, flush=True)
-    works, first = {}, {}
-    torchtitan_npu.compile.reset()
-    with torch.set_grad_enabled(case.training):
-        for peer in PEERS:
-            if peer == "inductor, frozen" and case.training:
-                continue
-            torch.manual_seed(0)
-            works[peer] = _work(case, peer)
-            start = time.perf_counter()
-            works[peer]()
-            first[peer] = time.perf_counter() - start
-        seconds = interleaved(works, rounds)
-    bandwidth = case.bytes_moved / seconds["npu"] / 1e9
-    return CompileResult(
-        case.name, case.group, case.aim, seconds, first, bandwidth, dict(torchtitan_npu.compile.counters)
-    )
-
-
-def _work(case: CompileCase, peer: str) -> Work:
-    function, arguments = case.make()
-    if peer == "npu":
-        function = copy.deepcopy(function).npu() if isinstance(function, nn.Module) else function
-        arguments = tuple(a.npu() for a in arguments)
-        compiled = torch.compile(function, backend="npu", dynamic=False)
-    elif peer == "cpu eager":
-        compiled = function
-    else:
-        torch._dynamo.reset()
-        compiled = torch.compile(
-            function, dynamic=False, options={"freezing": True} if peer == "inductor, frozen" else None
-        )
-    if not case.training:
-        return lambda: compiled(*arguments)
-
-    def step() -> None:
-        compiled(*arguments).float().square().mean().backward()
-
-    return step
+        return step
 
 
 # ---- fused chains
@@ -212,32 +184,3 @@ def model_cases() -> list[CompileCase]:
 
 def cases() -> list[CompileCase]:
     return [*fusion_cases(), *model_cases()]
-
-
-def run(arguments: Namespace, machine: Machine) -> None:
-    """Measures, prints a table and writes compile.json."""
-    results = [measure(case, arguments.rounds) for case in cases() if arguments.only in case.name]
-    print_results(results, machine)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    data = [{**asdict(r), "factor": r.factor} for r in results]
-    path = arguments.output / "compile.json"
-    path.write_text(json.dumps({"machine": asdict(machine), "results": data}, indent=1) + "\n")
-    print(path)
-
-
-def print_results(results: list[CompileResult], machine: Machine) -> None:
-    table = Table(title="compile")
-    for name in ("case", *PEERS, "over inductor", "aim", "GB/s of read", "first call npu / inductor, s"):
-        table.add_column(name, justify="left" if name == "case" else "right")
-    for r in results:
-        times = [format_time(r.seconds[p]) if p in r.seconds else "" for p in PEERS]
-        color = "default" if r.aim is None else "green" if r.factor >= r.aim else "red"
-        share = f"{r.gigabytes_per_second / machine.read_gb_per_second:.0%}" if r.gigabytes_per_second else ""
-        first = f"{r.first_call['npu']:.2f} / {r.first_call['inductor']:.2f}"
-        table.add_row(r.name, *times, f"[{color}]{r.factor:.2f}", f"{r.aim or ''}", share, first)
-    console = Console(width=150)
-    console.print(table)
-    for group in dict.fromkeys(r.group for r in results):
-        factors = [r.factor for r in results if r.group == group]
-        mean = math.exp(sum(map(math.log, factors)) / len(factors))
-        console.print(f"{group}: geometric mean over Inductor {mean:.2f}")

@@ -6,7 +6,6 @@ module call inside torch_npu.enable_graph(), "inductor" torch.compile on the CPU
 
 import copy
 import os
-from argparse import Namespace
 from collections.abc import Callable
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -19,9 +18,7 @@ from torch.nn import functional as F
 from transformers import ResNetConfig, ResNetForImageClassification
 
 import torch_npu
-from benchmarks.contest import Contest, print_table, write_results
-from benchmarks.machine import Machine
-from benchmarks.timing import Work
+from benchmarks.timing import Contest, Work
 
 GRAPH = "npu graph"
 
@@ -144,7 +141,9 @@ def chain() -> dict[str, Work]:
 def cases() -> list[Contest]:
     def decode(hidden: int, aims: dict[str, float]) -> Contest:
         inputs = lambda: (torch.randn(1, hidden), torch.tensor([3]))  # noqa: E731
-        return Contest(f"decode step, 12 layers of {hidden}", GRAPH, inference(lambda: Decoder(hidden), inputs), aims)
+        return Contest(
+            f"decode step, 12 layers of {hidden}", "models", inference(lambda: Decoder(hidden), inputs), aims
+        )
 
     def resnet() -> nn.Module:
         model = ResNetForImageClassification(ResNetConfig(num_labels=10))
@@ -152,18 +151,13 @@ def cases() -> list[Contest]:
         return model
 
     return [
-        Contest("1,000 operators on 16 floats", GRAPH, chain, {}),
-        Contest("MLP inference, batch 8", GRAPH, inference(mlp, lambda: (torch.randn(8, 64),)), {}),
-        Contest("MLP training step, batch 8", GRAPH, mlp_training, {"cpu": 6.0}, grad=True),
+        Contest("1,000 operators on 16 floats", "operators", chain, {}),
+        Contest("MLP inference, batch 8", "models", inference(mlp, lambda: (torch.randn(8, 64),)), {}),
+        Contest("MLP training step, batch 8", "models", mlp_training, {"cpu": 6.0}, grad=True),
         decode(64, {"cpu": 5.0, "inductor": 1.0}),
         decode(128, {"cpu": 3.0, "inductor": 1.0}),
         decode(256, {"cpu": 1.3}),
-        Contest("ResNet-50 inference, 1 image", GRAPH, inference(resnet, lambda: (torch.randn(1, 3, 224, 224),)), {}),
+        Contest(
+            "ResNet-50 inference, 1 image", "models", inference(resnet, lambda: (torch.randn(1, 3, 224, 224),)), {}
+        ),
     ]
-
-
-def run(arguments: Namespace, machine: Machine) -> None:
-    results = [case.measure(arguments.rounds) for case in cases() if arguments.only in case.name]
-    print_table("graph", results)
-    for path in write_results(arguments.output, "graph", machine, results):
-        print(path)

@@ -92,8 +92,8 @@ def in_one_range(prepare: Callable[[str], Work]) -> Callable[[str], Work]:
 def cases() -> list[Case]:
     group = "torch.empty"
     result = [Case(f"{size_of(n)} unpooled", UNPOOLED, unpooled_or_empty(n)) for n in (64 * KiB, MiB)]
-    result.append(Case("16 MiB unpooled", UNPOOLED, unpooled_or_empty(16 * MiB), aim=0.01))
-    result.append(Case("128 MiB unpooled", UNPOOLED, unpooled_or_empty(128 * MiB), aim=0.01))
+    result.append(Case("16 MiB unpooled", UNPOOLED, unpooled_or_empty(16 * MiB), aim=100))
+    result.append(Case("128 MiB unpooled", UNPOOLED, unpooled_or_empty(128 * MiB), aim=100))
     result += [Case(f"empty, {size_of(n)}", group, empty(n)) for n in (512, 64 * KiB, 16 * MiB, 128 * MiB)]
     work = "work in new memory"
     result += [Case(f"x + x, {size_of(n)}", work, write_new(n), aim=1.0) for n in (16 * MiB, 64 * MiB, 256 * MiB)]

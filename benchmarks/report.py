@@ -1,6 +1,8 @@
 """Results as a table, as JSON and as a picture."""
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,43 +14,74 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import Machine
-from benchmarks.timing import Result
+from benchmarks.result import Result
+
+COLORS = {None: "default", True: "green", False: "red"}
 
 
 def format_time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.2f} us"
 
 
-def format_ratio(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.4f}"
+def format_factor(factor: float) -> str:
+    return f"{factor:.0f}" if factor >= 100 else f"{factor:.1f}" if factor >= 10 else f"{factor:.2f}"
+
+
+def all_ways(results: list[Result]) -> list[str]:
+    """In the order in which they appear, the champion last."""
+    others = dict.fromkeys(way for r in results for way in r.others)
+    return [*others, *dict.fromkeys(r.champion for r in results)]
 
 
 def print_table(title: str, machine: Machine, results: list[Result]) -> None:
-    """Ratios above the aim are red, others green. Further competitors and the share of the bandwidth stand behind."""
-    table = Table(title=title)
+    """A column for each way with its time; in brackets how many times faster the last way is, and the aim: green where
+    it is reached, red where not."""
+    ways, notes = all_ways(results), list(dict.fromkeys(note for r in results for note in r.notes))
+    table = Table(title=f"{title}: time (how many times faster {ways[-1]} is; aim)")
     table.add_column("case")
-    competitors = list(dict.fromkeys(name for r in results for name in r.others))
-    shows_bytes = any(r.bytes_moved for r in results)
-    for name in ("cpu", "npu", "npu / cpu", "aim", "native", "fallback", *(f"npu / {c}" for c in competitors)):
-        table.add_column(name, justify="right")
-    if shows_bytes:
-        table.add_column("of bandwidth", justify="right")
-    group = None
-    for r in results:
-        if r.group != group:
-            table.add_section()
-            table.add_row(f"[bold]{r.group}")
-            group = r.group
-        color = {None: "default", True: "green", False: "red"}[r.reached]
-        aim = "" if r.aim is None else format_ratio(r.aim)
-        calls = (str(sum(r.native_calls.values())), str(sum(r.fallback_calls.values())))
-        times = (format_time(r.cpu_seconds), format_time(r.npu_seconds))
-        more = [format_ratio(r.npu_seconds / r.others[c]) if c in r.others else "" for c in competitors]
-        if shows_bytes:
-            share = r.bytes_moved / r.npu_seconds / 1e9 / machine.read_gb_per_second
-            more.append(f"{share:.0%}" if r.bytes_moved else "")
-        table.add_row(r.name, *times, f"[{color}]{format_ratio(r.ratio)}", aim, *calls, *more)
-    Console(width=120).print(table)
+    shares = ["of read bandwidth"] if any(r.bytes_moved for r in results) else []
+    for column in (*ways, *shares, *notes):
+        table.add_column(column, justify="right")
+    for group in dict.fromkeys(r.group for r in results):
+        table.add_section()
+        table.add_row(f"[bold]{group}")
+        for r in (r for r in results if r.group == group):
+            share = [_share(r, machine)] if shares else []
+            table.add_row(r.name, *(_cell(r, way) for way in ways), *share, *(str(r.notes.get(n, "")) for n in notes))
+    console = Console(width=160)
+    console.print(table)
+    for line in geometric_means(results):
+        console.print(line)
+
+
+def _cell(result: Result, way: str) -> str:
+    if way not in result.seconds:
+        return ""
+    time = format_time(result.seconds[way])
+    if way == result.champion:
+        return f"[bold]{time}"
+    aim = f"; {format_factor(result.aims[way])}" if way in result.aims else ""
+    return f"{time} [{COLORS[result.reached(way)]}]({format_factor(result.speedup(way))}{aim})"
+
+
+def _share(result: Result, machine: Machine) -> str:
+    if not result.bytes_moved:
+        return ""
+    return f"{result.bytes_moved / result.seconds[result.champion] / 1e9 / machine.read_gb_per_second:.0%}"
+
+
+def geometric_means(results: list[Result]) -> Iterator[str]:
+    """A line for each group of three cases and more."""
+    for group in dict.fromkeys(r.group for r in results):
+        members = [r for r in results if r.group == group]
+        factors = {way: [r.speedup(way) for r in members if way in r.others] for way in all_ways(members)[:-1]}
+        means = [
+            f"{format_factor(math.exp(sum(map(math.log, f)) / len(f)))} times faster than {way}"
+            for way, f in factors.items()
+            if len(f) >= 3
+        ]
+        if means:
+            yield f"{group}, geometric mean: {', '.join(means)}"
 
 
 def write_results(folder: Path, name: str, machine: Machine, results: list[Result]) -> list[Path]:
@@ -56,7 +89,7 @@ def write_results(folder: Path, name: str, machine: Machine, results: list[Resul
     folder.mkdir(parents=True, exist_ok=True)
     data = {
         "machine": asdict(machine),
-        "results": [{**asdict(r), "ratio": r.ratio, "reached": r.reached} for r in results],
+        "results": [{**asdict(r), "speedup": {way: r.speedup(way) for way in r.others}} for r in results],
     }
     json_path = folder / f"{name}.json"
     json_path.write_text(json.dumps(data, indent=1) + "\n")
@@ -66,18 +99,20 @@ def write_results(folder: Path, name: str, machine: Machine, results: list[Resul
 
 
 def draw(path: Path, name: str, machine: Machine, results: list[Result]) -> None:
-    """One bar a case: time on npu over time on the CPU; a line at 1 and a mark at each aim."""
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.28 * len(results)), layout="constrained")
-    colors = {None: "tab:gray", True: "tab:green", False: "tab:red"}
-    positions = range(len(results), 0, -1)
-    axes.barh(positions, [r.ratio for r in results], color=[colors[r.reached] for r in results])
-    aims = [(p, r.aim) for p, r in zip(positions, results, strict=True) if r.aim is not None]
-    axes.plot([a for _, a in aims], [p for p, _ in aims], "k|", markersize=12, label="aim")
+    """A group of bars for each case: how many times faster the champion is; a mark at each aim."""
+    ways = all_ways(results)[:-1]
+    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.25 * len(results) * len(ways)), layout="constrained")
+    height = 0.8 / max(len(ways), 1)
+    for n, way in enumerate(ways):
+        shown = [(i, r) for i, r in enumerate(results) if way in r.others]
+        axes.barh([-i - n * height for i, _ in shown], [r.speedup(way) for _, r in shown], height, label=f"than {way}")
+        aims = [(-i - n * height, r.aims[way]) for i, r in shown if way in r.aims]
+        axes.plot([a for _, a in aims], [p for p, _ in aims], "k|", markersize=10)
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_yticks(positions, [r.name for r in results], fontsize=8)
-    axes.set_xlabel("time on npu / time on cpu")
+    axes.set_yticks([-i - 0.4 + height / 2 for i in range(len(results))], [r.name for r in results], fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"how many times faster {results[0].champion} is (| is the aim)")
     axes.set_title(f"{name}: {machine.processor}, {machine.threads} threads, {machine.cann}", fontsize=9)
-    if aims:
-        axes.legend()
+    axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)

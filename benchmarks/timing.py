@@ -1,14 +1,15 @@
-"""Timing of one piece of work on the CPU and on device npu, in turn, so that both see the same machine."""
+"""Timing of the same work done in several ways, in turn, so that all see the same machine."""
 
 import gc
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 import torch_npu
+from benchmarks.result import Result
 
 # Short work is repeated until one measurement takes this long: far above the clock's resolution and short enough to
 # fall between two interruptions of a busy machine.
@@ -18,58 +19,61 @@ LONGEST_CASE_SECONDS = 20.0
 Work = Callable[[], object]
 
 
-@dataclass(frozen=True)
-class Result:
-    name: str
-    group: str
-    aim: float | None  # largest ratio wanted; None: only observed
-    cpu_seconds: float
-    npu_seconds: float
-    native_calls: dict[str, int] = field(repr=False)  # in one call of the work
-    fallback_calls: dict[str, int] = field(repr=False)
-    others: dict[str, float] = field(default_factory=dict)  # seconds of further competitors on the CPU
-    bytes_moved: int = 0  # by an implementation that reads and writes everything once; 0: not known
-
-    @property
-    def ratio(self) -> float:
-        return self.npu_seconds / self.cpu_seconds
-
-    @property
-    def reached(self) -> bool | None:
-        return None if self.aim is None else self.ratio <= self.aim
+def announce(name: str) -> None:
+    """Shows which case is measured."""
+    print(f"  {name} …", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class Case:
-    """``prepare(device)`` makes inputs there and returns the work to be timed."""
+    """The CPU against device npu: ``prepare(device)`` makes inputs there and returns the work to be timed."""
 
     name: str
     group: str
     prepare: Callable[[str], Work]
-    aim: float | None = None
+    aim: float | None = None  # how many times faster npu should be
     grad: bool = False
 
     def measure(self, rounds: int) -> Result:
         """Best of ``rounds`` measurements on each device, fewer where that would take very long."""
-        print(f"  {self.name} …", file=sys.stderr, flush=True)
+        announce(self.name)
         works = {}
         for device in ("cpu", "npu"):
             torch.manual_seed(0)
             works[device] = self.prepare(device)
         with torch.set_grad_enabled(self.grad):
-            native, fallback = count_calls(works["npu"])
-            best = interleaved(works, rounds)
-        return Result(self.name, self.group, self.aim, best["cpu"], best["npu"], native, fallback)
+            calls = count_calls(works["npu"])
+            seconds = interleaved(works, rounds)
+        return Result(self.name, self.group, seconds, {} if self.aim is None else {"cpu": self.aim}, calls)
 
 
-def count_calls(work: Work) -> tuple[dict[str, int], dict[str, int]]:
-    """Calls of CANN's operators and of operators on the CPU in one call of the work."""
+@dataclass(frozen=True)
+class Contest:
+    """Several ways against the last of them: ``prepare()`` makes the inputs and returns the ways by name."""
+
+    name: str
+    group: str
+    prepare: Callable[[], dict[str, Work]]
+    aims: dict[str, float]  # how many times faster than another way the last one should be
+    grad: bool = False
+
+    def measure(self, rounds: int) -> Result:
+        """Best of ``rounds`` measurements that alternate between the ways."""
+        announce(self.name)
+        torch.manual_seed(0)
+        with torch.set_grad_enabled(self.grad):
+            seconds = interleaved(self.prepare(), rounds)
+        return Result(self.name, self.group, seconds, self.aims)
+
+
+def count_calls(work: Work) -> dict[str, int]:
+    """How many operators of CANN and how many on the CPU one call of the work runs."""
     work()
     torch_npu.clear_native_calls()
     torch_npu.clear_fallback_report()
     work()
-    fallback = {f"{entry.op} {entry.dtype}": entry.calls for entry in torch_npu.fallback_report()}
-    return torch_npu.native_calls(), fallback
+    fallback = sum(entry.calls for entry in torch_npu.fallback_report())
+    return {"native": sum(torch_npu.native_calls().values()), "fallback": fallback}
 
 
 def interleaved(works: dict[str, Work], rounds: int) -> dict[str, float]:
