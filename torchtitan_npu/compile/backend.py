@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from torchtitan_npu.compile import report
 from torchtitan_npu.compile.decompositions import decompositions
+from torchtitan_npu.compile.folding import FOLDING, PREPARATIONS, Folded, FoldedPlan, fold_constants
 from torchtitan_npu.compile.fusion import partition
 from torchtitan_npu.compile.passes import PASSES, optimize
 from torchtitan_npu.compile.plan import Plan
@@ -29,12 +30,14 @@ class Options:
         fusion: print fused kernels; False runs every operator by itself, which needs no compiler.
         threads: of a kernel at most; None takes ``torch.get_num_threads()``.
         sink: run a plan of fixed sizes as one launch of a captured model, after a first run.
+        freezing: in inference, compute what depends on parameters and buffers only once, until one of them changes.
         passes: switches passes of the graph optimiser by name, such as ``{"remove_cast_chains": False}``.
     """
 
     fusion: bool = True
     threads: int | None = None
     sink: bool = True
+    freezing: bool = False
     passes: dict[str, bool] = field(default_factory=dict)
 
     @staticmethod
@@ -46,9 +49,14 @@ class Options:
         given = Options(**{k: v for k, v in (options or {}).items() if k in known})
         if unknown := sorted(set(options or {}) - known):
             raise ValueError(f"options {unknown}: backend 'npu' knows {sorted(known)}")
-        if unknown := sorted(set(given.passes) - set(PASSES)):
-            raise ValueError(f"passes {unknown}: the graph optimiser has {list(PASSES)}")
+        passes = [*PASSES, *FOLDING]
+        if unknown := sorted(set(given.passes) - set(passes)):
+            raise ValueError(f"passes {unknown}: the graph optimiser has {passes}")
         return given
+
+    def enables(self, name: str) -> bool:
+        """Whether a pass is switched on."""
+        return self.passes.get(name, True)
 
 
 def npu(
@@ -93,13 +101,29 @@ def _compile(options: Options, kind: str, module: GraphModule, inputs: Sequence[
         return make_boxed_func(module.forward)
     operators = [n for n in module.graph.nodes if report.is_operator(n)]
     bytes_before, graph_before = sum(map(report.moved_bytes, operators)), str(module.graph)
-    applied = optimize(module.graph, lambda name: options.passes.get(name, True))
+    applied = optimize(module.graph, options.enables)
+    folded = _fold(options, module, applied) if options.freezing and kind == "inference" else None
     if options.fusion:
         applied["use_registered_kernels"] = use_registered_kernels(module.graph)
     parts = partition(module.graph, options.fusion)
     noted = report.note_graph(kind, len(operators), applied, parts)
     noted.bytes_before, noted.graph_before, noted.graph_after = bytes_before, graph_before, str(module.graph)
-    return Plan(module, parts, options.threads or torch.get_num_threads(), noted, options.sink)
+    plan = Plan(module, parts, options.threads or torch.get_num_threads(), noted, options.sink)
+    return plan if folded is None else FoldedPlan(folded, plan)
+
+
+def _fold(options: Options, module: GraphModule, applied: dict[str, int]) -> Folded | None:
+    """Takes constants out of an inference graph; the number of what each pass did goes into ``applied``."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return None
+    frozen = context.fw_metadata.static_input_indices
+    for name, prepare in PREPARATIONS.items():
+        if options.enables(name):
+            applied[name] = prepare(module.graph, frozen)
+    folded = fold_constants(module, frozen) if options.enables("fold_constants") else None
+    applied["fold_constants"] = 0 if folded is None else folded.count
+    return folded
 
 
 def _why_not_a_plan(module: GraphModule) -> str:

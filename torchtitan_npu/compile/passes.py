@@ -63,7 +63,7 @@ def merge_common_subexpressions(graph: Graph) -> int:
     known: dict[Any, Node] = {}
     merged = 0
     for node in list(graph.nodes):
-        if node.op != "call_function" or _is_random_or_changes(node):
+        if node.op != "call_function" or is_random_or_changes(node):
             continue
         key = _key(node)
         try:
@@ -76,7 +76,7 @@ def merge_common_subexpressions(graph: Graph) -> int:
     return merged
 
 
-def _is_random_or_changes(node: Node) -> bool:
+def is_random_or_changes(node: Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target is not operator.getitem
@@ -124,16 +124,22 @@ def remove_redundant_copies(graph: Graph) -> int:
         before, after = tensor(node.args[0]), tensor(node)
         if before is None or after is None or not same_layout(before, after):
             continue
-        if _escapes(node) or is_written(node) or is_written(node.args[0]):
+        if escapes(node) or is_written(node) or is_written(node.args[0]):
             continue
         replace(node, node.args[0])
         removed += 1
     return removed
 
 
-def _escapes(node: Node) -> bool:
+def escapes(node: Node) -> bool:
     """Whether the result, or a view of it, is a result of the graph, where it must not share memory with an input."""
-    return any(user.op == "output" or (tensor(user) is not None and _escapes(user)) for user in node.users)
+    return any(user.op == "output" or (_may_be_a_view(user) and escapes(user)) for user in node.users)
+
+
+def _may_be_a_view(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return any(r.alias_info is not None for r in node.target._schema.returns)
 
 
 def remove_cast_chains(graph: Graph) -> int:
@@ -148,7 +154,7 @@ def remove_cast_chains(graph: Graph) -> int:
         if first is None or middle is None or last is None or not same_layout(first, last):
             continue
         widens = torch.promote_types(first.dtype, middle.dtype) == middle.dtype and first.dtype.is_floating_point
-        if widens and not _escapes(node):
+        if widens and not escapes(node):
             replace(node, inner.args[0])
             removed += 1
     return removed
@@ -164,7 +170,7 @@ def fold_neutral_operands(graph: Graph) -> int:
         before, after = tensor(node.args[0]), tensor(node)
         if before is None or after is None or node.args[1] != neutral[node.target] or not same_layout(before, after):
             continue
-        if (node.target is aten.add.Tensor and after.dtype.is_floating_point) or _escapes(node):
+        if (node.target is aten.add.Tensor and after.dtype.is_floating_point) or escapes(node):
             continue
         replace(node, node.args[0])
         removed += 1

@@ -1,0 +1,307 @@
+"""Constant folding for inference (option ``freezing``): what depends on parameters and buffers only is computed once.
+
+Passes of their own prepare it: batch norms become part of a convolution's weight, matrices that one row is multiplied
+with lie column by column. Before each run the memory and the versions of the parameters that were folded are compared
+with those that were seen, and if any is not the same all is computed anew.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from torchtitan_npu.compile.group import PRODUCTS, is_one, is_view, product_operands, same
+from torchtitan_npu.compile.lowering import CREATES
+from torchtitan_npu.compile.passes import escapes, is_random_or_changes, is_written, remove_dead_code, tensor
+from torchtitan_npu.driver import npu
+
+aten = torch.ops.aten
+
+LARGE = 1 << 20
+"""Bytes from which on a constant is only kept if it is not many times what it is computed from (masks, expansions)."""
+MOST_GROWTH = 4
+
+Plan = Callable[[list[Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A graph in two: constants from frozen inputs, and the rest, which takes them after its own inputs.
+
+    Attributes:
+        count: of the constants.
+        leaves: numbers of the inputs that the constants are computed from.
+        kept: numbers of the inputs that the rest still takes.
+    """
+
+    constants: GraphModule
+    rest: GraphModule
+    count: int
+    leaves: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+def constant_nodes(graph: Graph, frozen: Sequence[int]) -> set[Node]:
+    """Frozen inputs and what depends on nothing else."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    constants = {inputs[i] for i in frozen if i < len(inputs) and not is_written(inputs[i])}
+    for node in graph.nodes:
+        if node.op == "call_function" and all(a in constants for a in node.all_input_nodes) and _is_foldable(node):
+            constants.add(node)
+    return constants
+
+
+def _is_foldable(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    if is_random_or_changes(node) or escapes(node):
+        return False
+    value = tensor(node)
+    if value is None:
+        return isinstance(node.meta.get("val"), (tuple, list))
+    if value.device.type != "npu" or not all(isinstance(n, int) for n in value.shape):
+        return False
+    before = sum(v.nbytes for a in node.all_input_nodes if (v := tensor(a)) is not None)
+    return is_view(node) or value.nbytes <= max(LARGE, MOST_GROWTH * before)
+
+
+# ---- what folding prepares
+
+
+def fold_batch_norms(graph: Graph, frozen: Sequence[int]) -> int:
+    """Convolutions whose channels are then scaled and shifted by constants: done to weight and bias instead."""
+    constants = constant_nodes(graph, frozen)
+    folded = 0
+    for node in list(graph.nodes):
+        if node.target is aten.convolution.default and not node.args[6] and node.args[1] in constants:
+            folded += _fold_channels(node, constants)
+    return folded
+
+
+def _fold_channels(convolution: Node, constants: set[Node]) -> bool:
+    result = tensor(convolution)
+    if result is None or not (convolution.args[2] is None or convolution.args[2] in constants):
+        return False
+    chain, last = [], convolution
+    while (step := _scales_channels(last, result, constants)) is not None:
+        chain.append(step)
+        last = step[0]
+    if not chain:
+        return False
+    x, weight, bias, *others = convolution.args
+    channels = result.shape[1]
+    with convolution.graph.inserting_before(last):
+        for node, target, other in chain:
+            if isinstance(other, Node):
+                other = _call(node, aten.reshape.default, other, [channels])
+            if target in (aten.mul.Tensor, aten.div.Tensor):
+                rows = other
+                if isinstance(other, Node):
+                    rows = _call(node, aten.reshape.default, other, [channels] + [1] * (result.dim() - 1))
+                weight = _call(node, target, weight, rows)
+                bias = None if bias is None else _call(node, target, bias, other)
+            elif bias is not None:
+                bias = _call(node, target, bias, other)
+            elif isinstance(other, Node):
+                bias = other if target is aten.add.Tensor else _call(node, aten.neg.default, other)
+            else:
+                sign = 1 if target is aten.add.Tensor else -1
+                options = {"dtype": result.dtype, "device": result.device}
+                bias = _call(node, aten.full.default, [channels], sign * other, **options)
+        new = convolution.graph.call_function(aten.convolution.default, (x, weight, bias, *others))
+        new.meta = dict(convolution.meta)
+    last.replace_all_uses_with(new)
+    for node in reversed([convolution, *(node for node, _, _ in chain)]):
+        node.graph.erase_node(node)
+    return True
+
+
+def _scales_channels(node: Node, result: Tensor, constants: set[Node]) -> tuple[Node, Any, Any] | None:
+    """The only user, if it adds, subtracts, multiplies or divides by a constant a channel; what and by what."""
+    user = next(iter(node.users), None)
+    if user is None or len(node.users) != 1 or user.kwargs:
+        return None
+    if user.target not in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor):
+        return None
+    first, second = user.args
+    if first is not node:
+        if user.target not in (aten.add.Tensor, aten.mul.Tensor):
+            return None
+        first, second = second, first
+    value = tensor(user)
+    if value is None or value.dtype != result.dtype or value.dim() != result.dim():
+        return None
+    if not all(map(same, value.shape, result.shape)):
+        return None
+    if isinstance(second, Node):
+        by = tensor(second)
+        if second not in constants or by is None or by.dtype != result.dtype:
+            return None
+        shape = (1,) * (result.dim() - by.dim()) + tuple(by.shape)
+        if any(n != 1 for d, n in enumerate(shape) if d != 1) or shape[1] != result.shape[1]:
+            return None
+    return user, user.target, second
+
+
+def _call(like: Node, target: Any, *args: Any, **options: Any) -> Node:
+    """A new node, and the fake value of its result."""
+    node = like.graph.call_function(target, args, options)
+    value = like.meta["val"]
+    arguments = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+    with value.fake_mode:
+        node.meta["val"] = target(*arguments, **options)
+    return node
+
+
+def lay_out_columns(graph: Graph, frozen: Sequence[int]) -> int:
+    """Constant matrices that one row is multiplied with: column by column, which the kernel of such a product reads."""
+    constants = constant_nodes(graph, frozen)
+    changed = 0
+    for node in list(graph.nodes):
+        if node.target not in PRODUCTS:
+            continue
+        row, matrix = product_operands(node)
+        given, value = tensor(row), tensor(matrix)
+        if matrix not in constants or given is None or value is None or not is_one(given.shape[0]):
+            continue
+        if same(value.stride()[0], 1) or is_one(value.shape[0]) or is_one(value.shape[1]):
+            continue
+        with graph.inserting_before(node):
+            turned = _call(matrix, aten.permute.default, matrix, [1, 0])
+            copied = _call(matrix, aten.clone.default, turned, memory_format=torch.contiguous_format)
+            columns = _call(matrix, aten.permute.default, copied, [1, 0])
+        node.update_arg(PRODUCTS[node.target][1], columns)
+        changed += 1
+    return changed
+
+
+PREPARATIONS: dict[str, Callable[[Graph, Sequence[int]], int]] = {
+    "fold_batch_norms": fold_batch_norms,
+    "lay_out_columns": lay_out_columns,
+}
+FOLDING = (*PREPARATIONS, "fold_constants")
+"""Names of the passes that ``freezing`` adds, in order."""
+
+
+# ---- folding
+
+
+def fold_constants(module: GraphModule, frozen: Sequence[int]) -> Folded | None:
+    """Takes what depends on frozen inputs only out of a graph; None if there is nothing."""
+    graph = module.graph
+    constants = constant_nodes(graph, frozen)
+    computed = {n for n in constants if _is_work(n)}
+    border = [n for n in graph.nodes if n in computed and tensor(n) is not None and _leaves(n, constants)]
+    if not border:
+        return None
+    prologue = _prologue(graph, border)
+    for node in border:
+        with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+            folded = graph.placeholder(f"folded_{node.name}")
+        folded.meta = {"val": node.meta["val"]}
+        node.replace_all_uses_with(folded)
+    remove_dead_code(graph)
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    given = inputs[: len(inputs) - len(border)]
+    kept = tuple(i for i, n in enumerate(given) if n.users or i not in frozen)
+    for i, node in enumerate(given):
+        if i not in kept:
+            graph.erase_node(node)
+    graph.lint()
+    leaves = tuple(i for i, n in enumerate(given) if n.name in {p.name for p in prologue.nodes if p.users})
+    for node in [n for n in prologue.nodes if n.op == "placeholder" and not n.users]:
+        prologue.erase_node(node)
+    return Folded(GraphModule(module, prologue), module, len(border), leaves, kept)
+
+
+def _is_work(node: Node) -> bool:
+    """Whether a constant is more than an input, a view or a number: what is worth keeping."""
+    if node.op == "placeholder" or node.target in CREATES or is_view(node):
+        return False
+    return node.target is not operator.getitem or not isinstance(node.meta.get("val"), (tuple, list))
+
+
+def _leaves(node: Node, constants: set[Node]) -> bool:
+    """Whether something that is no constant uses the node or a view of it."""
+    return any(u not in constants or (is_view(u) and _leaves(u, constants)) for u in node.users)
+
+
+def _prologue(graph: Graph, border: Sequence[Node]) -> Graph:
+    """The part of a graph that computes some of its nodes, from all inputs."""
+    needed: set[Node] = set()
+    waiting = list(border)
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    part = Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" or node in needed:
+            copies[node] = part.node_copy(node, copies.__getitem__)
+    part.output(tuple(copies[n] for n in border))
+    return part
+
+
+_epoch = 0
+
+
+def refold() -> None:
+    """Makes all folded constants be computed anew at their next use.
+
+    Only needed after parameters were written in a way that counts up no version: through ``parameter.data``, or by
+    other libraries that know the memory's address.
+    """
+    global _epoch
+    _epoch += 1
+
+
+class FoldedPlan:
+    """A plan that runs on folded constants."""
+
+    def __init__(self, folded: Folded, plan: Plan) -> None:
+        self._folded = folded
+        self._plan = plan
+        self._seen: list[int] = []
+        self._values: tuple[Tensor, ...] = ()
+        self._lock = threading.Lock()
+        self._boxed_call = True  # see Plan
+
+    def __call__(self, arguments: list[Any]) -> tuple[Any, ...]:
+        leaves = [arguments[i] for i in self._folded.leaves]
+        given = [arguments[i] for i in self._folded.kept]
+        arguments.clear()
+        if npu.is_current_stream_capturing():  # the graph is to see later values of the parameters
+            return self._plan([*given, *self._folded.constants(*leaves)])
+        with self._lock:
+            self._refresh(leaves)
+            return self._plan([*given, *self._values])
+
+    def _refresh(self, leaves: Sequence[Tensor]) -> None:
+        """Computes the constants anew if a parameter is not what it was; they stay where they are."""
+        try:
+            seen = [_epoch, *map(Tensor.data_ptr, leaves), *map(_version, leaves)]
+        except RuntimeError:  # tensors of inference mode have no version, so that nobody knows
+            seen = []
+        if seen and seen == self._seen:
+            return
+        with torch.no_grad():
+            values = self._folded.constants(*leaves)
+            if self._values:
+                for value, new in zip(self._values, values, strict=True):
+                    value.copy_(new)
+            else:
+                self._values = values
+        torch.accelerator.synchronize()  # other streams may run the plan next
+        self._seen = seen
+
+
+_version = operator.attrgetter("_version")
