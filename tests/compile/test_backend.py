@@ -181,6 +181,48 @@ def test_dynamic_shapes() -> None:
     assert counters["graphs"] == 1
 
 
+def test_recompile_limit() -> None:
+    """Beyond it Dynamo runs eager, on npu, and says so; with fullgraph it raises."""
+    with torch._dynamo.config.patch(recompile_limit=3):
+        function = torch.compile(lambda x: x.exp().sum(-1), backend="npu", dynamic=False)
+        for n in range(2, 8):
+            x = torch.randn(4, n)
+            same(function(x.npu()), x.exp().sum(-1))
+        assert counters["graphs"] == 3
+        function = compiled(lambda x: x.exp().sum(0), dynamic=False)
+        for n in range(2, 5):
+            function(torch.randn(n, 4).npu())
+        with pytest.raises(Exception, match="fullgraph=True"):
+            function(torch.randn(5, 4).npu())
+
+
+def test_exported_program() -> None:
+    model = Block().eval()
+    x = torch.randn(2, 7, 32)
+    program = torch.export.export(copy.deepcopy(model).npu(), (x.npu(),))
+    with torch.no_grad():
+        same(compiled(program.module())(x.npu()), model(x), 256)
+    assert not fallbacks()
+    assert counters["kernels"]
+
+
+@pytest.mark.parametrize("length", [2, 7, 33])
+def test_counts_are_computed_in_kernels(length: int) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        position = torch.arange(x.shape[-1], device=x.device)
+        causal = position[:, None] >= position
+        later = torch.arange(3, 3 + 2 * x.shape[-1], 2, device=x.device)
+        return torch.where(causal, x, -1e9).softmax(-1), x * later + position[:, None].to(x.dtype).square()
+
+    check(function, torch.randn(2, length, length))
+    (report,) = reports()
+    assert not report.unfused
+
+
+def test_a_count_that_is_a_result() -> None:
+    check(lambda x: (x + torch.arange(5, device=x.device), torch.arange(5, device=x.device)), torch.randn(3, 5))
+
+
 def test_recompiles_become_dynamic() -> None:
     function = compiled(lambda x: x.exp().sum(-1))
     for n in range(2, 9):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph, Node
 
-from torchtitan_npu.compile.group import PRODUCTS, VIEWS, Group, is_view, tensor_of
+from torchtitan_npu.compile.group import PRODUCTS, VIEWS, Group, counts, is_view, tensor_of
 from torchtitan_npu.compile.lowering import CREATES, POINTWISE, REDUCTIONS, DoesNotFuse
 
 aten = torch.ops.aten
@@ -81,7 +81,7 @@ class _Partitioner:
         self.before[node] = before
 
     def _place(self, node: Node) -> None:
-        if is_view(node) or node.target in CREATES:
+        if is_view(node) or node.target in CREATES or counts(node) is not None:
             return
         if node.target not in POINTWISE and node.target not in REDUCTIONS and node.target not in PRODUCTS:
             matrix = node.target in _MATRIX_OPERATORS
@@ -199,11 +199,21 @@ class _Partitioner:
             if needs & members and other not in group.axes:
                 self.before[other] = needs | before | members
 
+    def _is_inlined(self, node: Node) -> bool:
+        """Whether all who use the node compute it themselves."""
+        if node.target in CREATES:
+            return bool(node.users) and all(user in self.group_of for user in node.users)
+        return counts(node) is not None and self._is_counted(node)
+
+    def _is_counted(self, node: Node) -> bool:
+        users = node.users
+        return bool(users) and all(u in self.group_of or (u.target in VIEWS and self._is_counted(u)) for u in users)
+
     def _order(self) -> list[Group | Node]:
         """Steps in the order of their last nodes, as far as what they need allows; changes of inputs come last."""
         key: dict[Group | Node, int] = {}
         for node in self.graph.nodes:
-            if node.op in ("placeholder", "output"):
+            if node.op in ("placeholder", "output") or self._is_inlined(node):
                 continue
             key[self.group_of.get(node, node)] = self.number[node]
         needs: dict[Group | Node, set[Group | Node]] = {}

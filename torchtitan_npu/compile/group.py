@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from graph_autofusion.dtypes import I64
 from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
 from torchtitan_npu.compile.lowering import (
     CREATES,
@@ -27,6 +28,7 @@ from torchtitan_npu.compile.lowering import (
 )
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 Axes = tuple[int | None, ...]  # for each dimension its axis of the domain; None for one of size 1
 Size = int | torch.SymInt
 
@@ -248,7 +250,22 @@ def _base(node: Node) -> Node:
 
 
 def _is_loaded(node: Node) -> bool:
-    return node.target not in CREATES and isinstance(node.meta.get("val"), torch.Tensor)
+    """Whether a kernel that takes the node reads memory: numbers and counts it computes itself."""
+    created = node.target in CREATES or counts(_base(node)) is not None
+    return not created and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def counts(node: Node) -> tuple[int, int] | None:
+    """Start and step of a node that counts by known numbers: a function of the index, which no kernel loads."""
+    if node.target is prims.iota.default:
+        numbers: Any = node.kwargs.get("start"), node.kwargs.get("step")
+    elif node.target is aten.arange.start_step:
+        numbers = node.args[0], node.args[2] if len(node.args) > 2 else 1
+    else:
+        return None
+    value = node.meta.get("val")
+    whole = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
+    return numbers if whole and all(isinstance(n, int) for n in numbers) else None
 
 
 def reduced_dims(node: Node, rank: int) -> set[int]:
@@ -358,11 +375,13 @@ class _GroupLowering:
         reads = [
             (operand, self._read_strides(operand, node))
             for node in self.group.nodes
-            for operand in self._loaded_operands(node)
+            for operand in self._outer_operands(node)
         ]
+        counted = [strides for operand, strides in reads if not _is_loaded(operand)]
+        reads = [(operand, strides) for operand, strides in reads if _is_loaded(operand)]
         writes = [(node, self._strides(node, self.group.axes[node])) for node in self.stored]
         uses = list(dict.fromkeys([*reads, *writes]))
-        merged = _merge_axes(self.sizes, self.group.reduced or frozenset(), [s for _, s in uses])
+        merged = _merge_axes(self.sizes, self.group.reduced or frozenset(), [*(s for _, s in uses), *counted])
         self.merged = merged
         builder = TileBuilder(
             _name(self.group), merged.parallel_names, merged.reduced_names, merged.choose_lanes(uses, len(writes))
@@ -376,6 +395,8 @@ class _GroupLowering:
             if base in values:
                 return values[base]
             key = (argument, self._read_strides(argument, consumer))
+            if counts(base) is not None:
+                return _count(builder, base, merged.apply(key[1]))
             if key not in names:
                 names[key] = f"x{len(names)}"
                 parameters.append(TensorUse(argument, merged.apply(key[1])))
@@ -391,8 +412,10 @@ class _GroupLowering:
             builder.store(f"out{position}", values[node], dtype, [_kind(s) for s in merged_strides])
         return Lowered(builder.build(), merged.sizes, tuple(parameters))
 
-    def _loaded_operands(self, node: Node) -> list[Node]:
-        return [a for a in node.all_input_nodes if self.group.axes_of(a) is None and _is_loaded(a)]
+    def _outer_operands(self, node: Node) -> list[Node]:
+        """Tensors that no member computes."""
+        outer = [a for a in node.all_input_nodes if self.group.axes_of(a) is None]
+        return [a for a in outer if _is_loaded(a) or counts(_base(a)) is not None]
 
     def _read_strides(self, operand: Node, consumer: Node) -> tuple[int, ...]:
         """Strides of an operand from memory along the axes of the domain."""
@@ -413,6 +436,17 @@ class _GroupLowering:
             if axis is not None and not is_one(size):
                 strides[axis] = self.number_of(stride)
         return tuple(strides)
+
+
+def _count(builder: TileBuilder, count: Node, strides: Sequence[int]) -> Value:
+    """The element of a count at the point of the loops, in the type of its values."""
+    start, step = counts(count) or (0, 1)
+    value = builder.constant(start, I64)
+    for axis, stride in enumerate(strides):
+        if stride:
+            index = builder.index(axis)
+            value = value.apply("add", index if stride * step == 1 else index.apply("mul", stride * step))
+    return builder.cast(value, tile_dtype(tensor_of(count).dtype).compute)
 
 
 def _kind(stride: int) -> Stride:
