@@ -57,6 +57,25 @@ void ApplyAdamWV2(at::Tensor& varRef, at::Tensor& mRef, at::Tensor& vRef,
                     meant(beta2), meant(weightDecay), meant(eps), amsgrad, maximize);
 }
 
+void ApplyAdamW(at::Tensor& varRef, at::Tensor& mRef, at::Tensor& vRef, const at::Tensor& beta1Power,
+                const at::Tensor& beta2Power, const at::Tensor& lr, const at::Tensor& weightDecay,
+                const at::Tensor& beta1, const at::Tensor& beta2, const at::Tensor& eps,
+                const at::Tensor& grad, const std::optional<at::Tensor>& maxGradNormOptional, bool amsgrad,
+                bool maximize) {
+  const auto number = [](const at::Tensor& t) { return t.item<double>(); };
+  const auto gradient = maximize ? -grad.to(at::kFloat) : grad.to(at::kFloat);
+  const auto mean = mRef.to(at::kFloat) * number(beta1) + gradient * (1 - number(beta1));
+  const auto square = vRef.to(at::kFloat) * number(beta2) + gradient.square() * (1 - number(beta2));
+  const auto largest = amsgrad ? at::maximum(maxGradNormOptional->to(at::kFloat), square) : square;
+  const double correction1 = 1 - number(beta1Power) * number(beta1);
+  const double correction2 = 1 - number(beta2Power) * number(beta2);
+  const auto denominator = (largest / correction2).sqrt_() + number(eps);
+  const auto decayed = varRef.to(at::kFloat) * (1 - number(lr) * number(weightDecay));
+  varRef.copy_(decayed - mean / denominator * (number(lr) / correction1));
+  mRef.copy_(mean);
+  vRef.copy_(square);
+}
+
 void FusedSgd(std::vector<at::Tensor>& params, const std::vector<at::Tensor>& grads,
               std::vector<at::Tensor>& momentumBufferList, const std::optional<at::Tensor>& gradScale,
               float weightDecay, float momentum, float lr, float dampening, bool nesterov, bool maximize,

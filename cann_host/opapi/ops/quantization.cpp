@@ -1,6 +1,7 @@
 // Quantization and products of quantized matrices.
 #include "cann_host/kernels/matvec.h"
 #include "cann_host/opapi/fused.h"
+#include "cann_host/opapi/quantized.h"
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
@@ -59,18 +60,6 @@ void store_rounded(const at::Tensor& values, at::ScalarType dtype, const at::Ten
     default:
       out.copy_(rounded.to(at::kDouble).clamp(-2147483648.0, 2147483647.0));
   }
-}
-
-/// The exact int32 product of int8 matrices.
-at::Tensor int_product(const at::Tensor& a, const at::Tensor& b) {
-  if (a.dim() == 2 && b.dim() == 2) return at::_int_mm(a.contiguous(), b.contiguous());
-  return at::matmul(a.to(at::kInt), b.to(at::kInt));
-}
-
-/// A scale that TransQuantParamV2 wrapped, or a plain one.
-at::Tensor plain_scale(const at::Tensor& scale) {
-  if (scale.scalar_type() != at::kLong) return scale.to(at::kFloat);
-  return scale.bitwise_and(0xffffffff).to(at::kInt).view(at::kFloat);
 }
 
 /// y = x @ ((weight + offset) * scale) for few rows and a transposed int8 weight; false where that does not
