@@ -28,6 +28,7 @@ _LAZY_NAMES = {
     "enable_graph": "torchtitan_npu.sinking",
     "fusion_table": "torch_npu.fusion",
     "graph_report": "torchtitan_npu.sinking",
+    "npu_apply_adam_w": "torch_npu.optim.adam_w",
 }
 
 _load_error: str | None = None

@@ -1,6 +1,7 @@
 #include "torch_npu/csrc/ops/composed.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "adapter/npu_calls.h"
 
@@ -114,6 +115,62 @@ at::Tensor box_overlap(const at::Tensor& self, const at::Tensor& gtboxes, bool t
     }
   }
   return is_cross ? result : result.unsqueeze(0);
+}
+
+namespace {
+
+/// Which of boxes [N, 4] overlap by more than the threshold, [N, N].
+at::Tensor overlapping(const at::Tensor& boxes, const at::Tensor& threshold) {
+  const auto wide = boxes.to(at::kFloat);
+  const auto low = at::minimum(wide.slice(1, 0, 2), wide.slice(1, 2, 4));
+  const auto high = at::maximum(wide.slice(1, 0, 2), wide.slice(1, 2, 4));
+  const auto area = (high - low).prod(1);
+  const auto common =
+      (at::minimum(high.unsqueeze(1), high.unsqueeze(0)) - at::maximum(low.unsqueeze(1), low.unsqueeze(0)))
+          .clamp_min(0)
+          .prod(2);
+  const auto whole = area.unsqueeze(1) + area.unsqueeze(0) - common;
+  return common.gt(whole * threshold.to(at::kFloat)).logical_and_(common.gt(0));
+}
+
+}  // namespace
+
+void choose_boxes(const at::Tensor& boxes, const at::Tensor& scores, const at::Tensor& iou_threshold,
+                  const at::Tensor& scores_threshold, const at::Tensor& selected, const at::Tensor& count) {
+  const at::NoGradGuard without_gradient;
+  const auto order = scores.argsort(/*stable=*/true, 0, /*descending=*/true);
+  const auto close = overlapping(boxes.index_select(0, order), iou_threshold).to(at::kCPU);
+  const auto usable = scores.gt(scores_threshold).index_select(0, order).to(at::kCPU);
+  const auto numbers = order.to(at::kCPU);
+  const int64_t boxes_count = boxes.size(0), most = selected.numel();
+  std::vector<bool> dropped(boxes_count);
+  std::vector<int32_t> kept;
+  for (int64_t i = 0; i < boxes_count && static_cast<int64_t>(kept.size()) < most; ++i) {
+    if (dropped[i] || !usable.const_data_ptr<bool>()[i]) continue;
+    kept.push_back(static_cast<int32_t>(numbers.const_data_ptr<int64_t>()[i]));
+    const bool* row = close.const_data_ptr<bool>() + i * boxes_count;
+    for (int64_t j = i + 1; j < boxes_count; ++j) dropped[j] = dropped[j] || row[j];
+  }
+  count.fill_(static_cast<int64_t>(kept.size()));
+  kept.resize(most);
+  selected.copy_(at::tensor(kept, at::kInt));
+}
+
+at::Tensor conv2d_batch_norm(const at::Tensor& input, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias, const at::Tensor& running_mean,
+                             const at::Tensor& running_var, const std::optional<at::Tensor>& norm_weight,
+                             const std::optional<at::Tensor>& norm_bias, double eps, at::IntArrayRef stride,
+                             at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                             const std::optional<at::Tensor>& residual, std::string_view activation) {
+  auto scale = (running_var.to(at::kFloat) + eps).rsqrt();
+  if (given(norm_weight)) scale = scale * *norm_weight;
+  auto shift = given(bias) ? (*bias - running_mean) * scale : -running_mean * scale;
+  if (given(norm_bias)) shift = shift + *norm_bias;
+  const auto dtype = weight.scalar_type();
+  const auto folded = (weight * scale.view({-1, 1, 1, 1})).to(dtype);
+  auto y = at::conv2d(input, folded, shift.to(dtype), stride, padding, dilation, groups);
+  if (given(residual)) y = y + *residual;
+  return activation == "relu" ? y.relu() : y;
 }
 
 }  // namespace torch_npu

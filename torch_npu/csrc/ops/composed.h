@@ -42,8 +42,18 @@ inline int64_t rotary_layout(std::string_view layout) {
 /// The block of self that starts at offsets.
 at::Tensor slice_block(const at::Tensor& self, at::IntArrayRef offsets, at::IntArrayRef size);
 
+inline bool is_true(const std::optional<bool>& flag) { return flag.value_or(false); }
+
 inline bool cache_mode_is(const std::optional<c10::string_view>& mode, std::string_view wanted) {
   return mode.has_value() && *mode == wanted;
+}
+
+/// What an operator returns that writes two caches and returns them, too.
+template <class Write>
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> with_caches(at::Tensor k_cache,
+                                                                       at::Tensor ckv_cache, Write write) {
+  auto [k_rope, c_kv] = write(k_cache, ckv_cache);
+  return {k_cache, ckv_cache, k_rope, c_kv};
 }
 
 // ---- Mixture of experts
@@ -123,6 +133,25 @@ enum class BoxPenalty { giou, diou, ciou };
 /// Overlap of boxes [4, N]; see npu_giou, npu_diou and npu_ciou.
 at::Tensor box_overlap(const at::Tensor& self, const at::Tensor& gtboxes, bool trans, bool is_cross,
                        int64_t mode, BoxPenalty penalty);
+
+template <class Int>
+Int whole_number(const at::Scalar& number) {
+  return Int(number.toLong());
+}
+
+/// Non-maximum suppression; see npu_nms_v4.
+void choose_boxes(const at::Tensor& boxes, const at::Tensor& scores, const at::Tensor& iou_threshold,
+                  const at::Tensor& scores_threshold, const at::Tensor& selected, const at::Tensor& count);
+
+// ---- Convolutions
+
+/// See npu_conv2d_batch_norm.
+at::Tensor conv2d_batch_norm(const at::Tensor& input, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias, const at::Tensor& running_mean,
+                             const at::Tensor& running_var, const std::optional<at::Tensor>& norm_weight,
+                             const std::optional<at::Tensor>& norm_bias, double eps, at::IntArrayRef stride,
+                             at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                             const std::optional<at::Tensor>& residual, std::string_view activation);
 
 /// Gradients of npu_add_rms_norm to x1, x2 and gamma.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad_y,
