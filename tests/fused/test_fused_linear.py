@@ -190,3 +190,10 @@ def test_regions() -> None:
 def test_refusals(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call(torch.randn(4, 8).npu())
+
+
+def test_linear_of_torch_npu() -> None:
+    x, weight, bias = torch.randn(2, 3, 5), torch.randn(4, 5), torch.randn(4)
+    actual = torch.npu.linear(x.npu(), weight.npu(), bias.npu())
+    torch.testing.assert_close(actual.cpu(), F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.npu.linear(x.npu(), weight.npu()).cpu(), x @ weight.T, rtol=1e-5, atol=1e-5)

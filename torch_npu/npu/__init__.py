@@ -42,6 +42,7 @@ from torch_npu.npu.devices import (
     synchronize,
     utilization,
 )
+from torch_npu.npu.functional import linear
 from torch_npu.npu.graphs import (
     NPUGraph,
     graph,
@@ -153,6 +154,7 @@ __all__ = [
     "is_bf16_supported",
     "is_current_stream_capturing",
     "is_initialized",
+    "linear",
     "make_graphed_callables",
     "manual_seed",
     "manual_seed_all",

@@ -1,10 +1,12 @@
-"""Fused optimizers under the names that programs for Ascend import: PyTorch's own, with ``fused=True``."""
+"""Fused optimizers under the names that programs for Ascend import: PyTorch's own, with ``fused=True``, and LAMB."""
 
 from typing import Any
 
 import torch
 
-__all__ = ["NpuFusedAdam", "NpuFusedAdamW", "NpuFusedSGD"]
+from torch_npu.optim.lamb import NpuFusedLamb
+
+__all__ = ["NpuFusedAdam", "NpuFusedAdamW", "NpuFusedLamb", "NpuFusedSGD"]
 
 
 class NpuFusedAdam(torch.optim.Adam):
