@@ -132,3 +132,93 @@ def test_models_of_transformers(architecture: str) -> None:
     kinds = {s.converter for s in report.swaps if s.kept}
     assert kinds == ({"rms_norm", "gated_mlp"} if architecture in ("Llama", "Qwen2") else {"linear_activation"})
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+class Residual(nn.Module):
+    """torchvision's bottleneck, by the names and the order of its parts."""
+
+    def __init__(self, channels: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, width * 4, 1), nn.BatchNorm2d(width * 4)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = nn.Sequential(nn.Conv2d(channels, width * 4, 1, stride), nn.BatchNorm2d(width * 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        return self.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+class Misleading(nn.Module):
+    """A norm that is registered behind a convolution, but stands before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.norm(x))
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Running statistics as after training, in evaluation mode."""
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            nn.init.normal_(m.running_mean, std=0.1)
+            nn.init.uniform_(m.running_var, 0.5, 1.5)
+            nn.init.uniform_(m.weight, 0.5, 1.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_batch_norm_goes_into_convolutions(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+    model = with_statistics(nn.Sequential(stem, Residual(8, 8), Residual(32, 8, 2), nn.Conv2d(32, 8, 1), Misleading()))
+    model = model.to("npu", dtype)
+    x = torch.randn(2, 3, 20, 20).to("npu", dtype)
+    tolerance = 1e-4 if dtype is torch.float32 else 0.1
+    with torch.no_grad():
+        expected = model(x)
+        report = optimize(model)
+        outcome = {s.module: s for s in report.swaps}
+        assert {name for name, s in outcome.items() if s.kept} == {"0", "1", "1.downsample", "2", "2.downsample"}
+        assert "results differ by" in outcome["4"].reason
+        torch_npu.clear_native_calls()
+        torch.testing.assert_close(model(x), expected, rtol=tolerance, atol=tolerance)
+        assert torch_npu.native_calls().get("aclnnBatchNorm") == 1  # that of Misleading
+        model[0][1].weight.mul_(2)  # weights stay live
+        changed = model(x)
+        report.undo()
+        torch.testing.assert_close(changed, model(x), rtol=tolerance, atol=tolerance)
+        assert torch_npu.native_calls()["aclnnBatchNorm"] > 8
+
+
+def test_training_goes_on_with_batch_norm() -> None:
+    torch.manual_seed(0)
+    model = with_statistics(Residual(8, 8)).npu()
+    twin = with_statistics(Residual(8, 8)).npu()
+    twin.load_state_dict(model.state_dict())
+    assert "training mode" in optimize(model.train()).swaps[0].reason
+    optimize(model.eval())
+    x = torch.randn(2, 8, 6, 6).npu()
+    for m in (model.train(), twin.train()):
+        m(x).sum().backward()
+    assert torch.equal(model.bn1.running_mean, twin.bn1.running_mean)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_resnet_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+    model = with_statistics(transformers.ResNetModel(config)).npu()
+    x = torch.randn(1, 3, 32, 32).npu()
+    with torch.no_grad():
+        expected = model(x).last_hidden_state
+        report = optimize(model)
+        assert {s.converter for s in report.swaps if s.kept} == {"conv_batch_norm"}
+        torch.testing.assert_close(model(x).last_hidden_state, expected, rtol=1e-4, atol=1e-4)

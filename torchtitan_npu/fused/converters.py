@@ -1,13 +1,14 @@
 """What :func:`torchtitan_npu.optimize` looks for. A converter recognises a module by its parts and offers forwards.
 
-Each offer is a function with the arguments of the module's own forward; the one whose results agree with the module's
-on random inputs is kept. Parameters stay where they are, so that loading, saving and training go on as before.
+Each offer puts forwards in place of those of the module or of its parts; the one with which the module's results are
+what they were on random inputs is kept. Parameters stay where they are, so that loading, saving and training go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,17 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Offer:
-    """Candidates for one module, which takes tensors of shape [..., features]."""
+    """Candidates for one module, which takes tensors of the shape ``sample``."""
 
-    forwards: Sequence[Forward]
-    features: int
+    swaps: Sequence[Mapping[nn.Module, Forward]]
+    sample: tuple[int, ...]
+    units: int = 16  # in the last place of float32 by which results may differ
+    half_units: int = 8  # the same for float16 and bfloat16
+
+
+def _of_rows(module: nn.Module, forwards: Sequence[Forward], features: int) -> Offer:
+    """Candidates for a module that takes [..., features]."""
+    return Offer([{module: f} for f in forwards], (2, 5, features))
 
 
 class Refused(Exception):
@@ -58,7 +66,7 @@ def rms_norm(module: nn.Module) -> Offer | None:
     def from_one(x: Tensor) -> Tensor:
         return torch.ops.npu.npu_gemma_rms_norm(x, module.weight, epsilon)[0]
 
-    return Offer([plain, from_one], weight.numel())
+    return _of_rows(module, [plain, from_one], weight.numel())
 
 
 _GATES: list[Callable[[Tensor], Tensor]] = [
@@ -98,13 +106,15 @@ def gated_mlp(module: nn.Module) -> Offer | None:
 
         return run
 
-    return Offer([forward(g) for g in _GATES], gate.in_features)
+    return _of_rows(module, [forward(g) for g in _GATES], gate.in_features)
 
 
 _ACTIVATIONS = ("relu", "gelu_erf", "gelu_tanh", "silu")
 
 
-def _linear_activation(linear: nn.Linear, original: Forward) -> Offer:
+def _linear_activation(module: nn.Module, linear: nn.Linear) -> Offer:
+    original = module.forward
+
     def forward(activation: str) -> Forward:
         def run(x: Tensor) -> Tensor:
             if torch.is_grad_enabled() and (x.requires_grad or linear.weight.requires_grad):
@@ -113,7 +123,7 @@ def _linear_activation(linear: nn.Linear, original: Forward) -> Offer:
 
         return run
 
-    return Offer([forward(a) for a in _ACTIVATIONS], linear.in_features)
+    return _of_rows(module, [forward(a) for a in _ACTIVATIONS], linear.in_features)
 
 
 def linear_activation(module: nn.Module) -> Offer | None:
@@ -122,17 +132,82 @@ def linear_activation(module: nn.Module) -> Offer | None:
     if isinstance(module, nn.Sequential) and len(children) == 2 and isinstance(children[0], nn.Linear):
         if any(children[1].parameters()):
             return None
-        return _linear_activation(children[0], module.forward)
+        return _linear_activation(module, children[0])
     dense = getattr(module, "dense", None)
     if isinstance(dense, nn.Linear) and callable(getattr(module, "intermediate_act_fn", None)):
-        return _linear_activation(dense, module.forward)
+        return _linear_activation(module, dense)
     return None
+
+
+class _Folded:
+    """A convolution whose weights contain the batch norm behind it; follows changes of either's tensors."""
+
+    def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
+        self.conv, self.norm = conv, norm
+        self.original: tuple[Forward, Forward] = (conv.forward, norm.forward)
+        self._versions: tuple[tuple[int, int], ...] = ()
+        self._weight, self._bias = conv.weight, conv.bias
+
+    def _tensors(self) -> list[Tensor]:
+        conv, norm = self.conv, self.norm
+        found = (conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        return [t for t in found if t is not None]
+
+    def _applies(self) -> bool:
+        """Not in training, nor where a gradient of the tensors is wanted."""
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in self._tensors())
+        return not self.norm.training and not wanted
+
+    def _update(self) -> None:
+        versions = tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._tensors())
+        if versions == self._versions:
+            return
+        conv, norm = self.conv, self.norm
+        assert norm.running_mean is not None, "conv_batch_norm refuses it"
+        assert norm.running_var is not None
+        with torch.inference_mode(False), torch.no_grad():
+            self._weight, self._bias = torch.nn.utils.fuse_conv_bn_weights(
+                conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+            )
+        self._versions = versions
+
+    def convolve(self, x: Tensor) -> Tensor:
+        if not self._applies():
+            return self.original[0](x)
+        self._update()
+        return self.conv._conv_forward(x, self._weight, self._bias)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return x if self._applies() else self.original[1](x)
+
+
+def conv_batch_norm(module: nn.Module) -> Offer | None:
+    """2-d convolutions with the batch norm that is registered behind them, for inference: one convolution."""
+    children = list(module.children())
+    pairs = [
+        (conv, norm)
+        for conv, norm in pairwise(children)
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and norm.num_features == conv.out_channels
+    ]
+    if not pairs:
+        return None
+    if any(norm.training for _, norm in pairs):
+        raise Refused("batch norm is in training mode; call model.eval() first")
+    if any(norm.running_mean is None for _, norm in pairs):
+        raise Refused("batch norm keeps no running statistics")
+    swap: dict[nn.Module, Forward] = {}
+    for conv, norm in pairs:
+        folded = _Folded(conv, norm)
+        swap |= {conv: folded.convolve, norm: folded.normalise}
+    # A wrong pair gives another function altogether; whole networks of right ones sum up many roundings.
+    return Offer([swap], (1, pairs[0][0].in_channels, 32, 32), units=1024, half_units=16)
 
 
 CONVERTERS: dict[str, Converter] = {
     "rms_norm": rms_norm,
     "gated_mlp": gated_mlp,
     "linear_activation": linear_activation,
+    "conv_batch_norm": conv_batch_norm,
 }
 
 

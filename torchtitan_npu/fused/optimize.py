@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchtitan_npu.fused.converters import CONVERTERS, Forward, Offer, candidates
+from torchtitan_npu.fused.converters import CONVERTERS, Offer, candidates
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def optimize(model: nn.Module, converters: Sequence[str] | None = None, toleranc
         model: on device npu. Its parameters are kept and stay trainable.
         converters: names of ``torchtitan_npu.fused.converters.CONVERTERS``; None: all of them.
         tolerance: largest error of a swap on a random sample, over the largest value of the result; None: 16 units in
-            the last place for float32, 8 for float16 and bfloat16.
+            the last place for float32, 8 for float16 and bfloat16; 1024 and 16 for convolutions.
 
     Returns:
         what was swapped and what was not, and why. ``print(report)`` shows it, ``report.undo()`` takes it back.
@@ -76,9 +77,7 @@ def optimize(model: nn.Module, converters: Sequence[str] | None = None, toleranc
     report = Report()
     for name, module in model.named_modules():
         for converter, offer in candidates(module, names):
-            if "forward" in vars(module):
-                swap = Swap(name, type(module).__name__, converter, None, "its forward was replaced before")
-            elif isinstance(offer, str):
+            if isinstance(offer, str):
                 swap = Swap(name, type(module).__name__, converter, None, offer)
             else:
                 swap = _try(name, module, converter, offer, tolerance, report)
@@ -87,33 +86,60 @@ def optimize(model: nn.Module, converters: Sequence[str] | None = None, toleranc
 
 
 def _try(name: str, module: nn.Module, converter: str, offer: Offer, tolerance: float | None, report: Report) -> Swap:
-    """Keeps the first forward that agrees with the module's own."""
+    """Keeps the forwards with which the module agrees best with itself, if they agree."""
 
     def refused(reason: str) -> Swap:
         return Swap(name, type(module).__name__, converter, None, reason)
 
+    if any("forward" in vars(m) for swap in offer.swaps for m in swap):
+        return refused("its forward was replaced before")
     parameter = next(module.parameters())
     if parameter.device.type != "npu":
         return refused(f"its parameters are on {parameter.device.type}")
     if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return refused(f"its parameters are {parameter.dtype}")
-    sample = torch.randn(2, 5, offer.features, generator=torch.Generator().manual_seed(0))
+    sample = torch.randn(offer.sample, generator=torch.Generator().manual_seed(0))
     sample = sample.to(parameter.device, parameter.dtype)
-    units = 16 if parameter.dtype is torch.float32 else 8
+    units = offer.units if parameter.dtype is torch.float32 else offer.half_units
     allowed = tolerance if tolerance is not None else units * torch.finfo(parameter.dtype).eps
-    with torch.no_grad():
-        expected = module(sample)
-        errors = [_error(forward, sample, expected) for forward in offer.forwards]
+    try:
+        errors = _errors(module, offer, sample)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        return refused(f"it does not take a tensor of shape {tuple(sample.shape)}: {error}".splitlines()[0])
     best = min(range(len(errors)), key=errors.__getitem__)
     if not errors[best] <= allowed:
         return refused(f"results differ by {errors[best]:.1e} of the largest, {allowed:.1e} is allowed")
-    module.forward = offer.forwards[best]
-    report._modules.append(module)
+    for m, forward in offer.swaps[best].items():
+        m.forward = forward
+        report._modules.append(m)
     return Swap(name, type(module).__name__, converter, errors[best], "")
 
 
-def _error(forward: Forward, sample: Tensor, expected: Tensor) -> float:
-    actual = forward(sample)
+@torch.no_grad()
+def _errors(module: nn.Module, offer: Offer, sample: Tensor) -> list[float]:
+    """The module's error with each of the candidates, which are taken back."""
+    expected = _tensor_of(module(sample))
+    errors = []
+    for swap in offer.swaps:
+        for m, forward in swap.items():
+            m.forward = forward
+        try:
+            actual = _tensor_of(module(sample))
+        finally:
+            for m in swap:
+                del m.forward  # the instance's; the class has its own
+        errors.append(_error(actual, expected))
+    return errors
+
+
+def _tensor_of(result: Any) -> Tensor:
+    """The first tensor of what a module returns: a tensor, a tuple or one of transformers' outputs."""
+    while not isinstance(result, Tensor):
+        result = result[0]
+    return result
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
     if actual.shape != expected.shape:
         return float("inf")
     difference = (actual.float() - expected.float()).abs().max() / expected.float().abs().max()
