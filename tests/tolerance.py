@@ -10,8 +10,8 @@ operations deep.
 *A reference in float64.* The error then is that of the dtype itself; reductions over ``n`` terms grow it, at random,
 with ``sqrt(n)``: pass ``terms=n``.
 
-*PyTorch's own error.* Where several operations in float16 or bfloat16 follow one another, both devices are off by
-more than one operation's error. ``assert_no_worse`` then asks that npu is no further from a float64 reference than
+*PyTorch's own error.* Where several operations below float64 follow one another, both devices are off by more than one
+operation's error. ``assert_no_worse`` then asks that npu is no further from a float64 reference than
 the CPU is, but for the last rounding.
 
 Integers and bools are exact, always.
@@ -73,7 +73,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, *, terms: int = 1
 def assert_no_worse(actual: torch.Tensor, expected: torch.Tensor, reference: torch.Tensor) -> None:
     """The largest error of ``actual`` against the float64 ``reference`` is at most that of ``expected``.
 
-    Both are in low precision. One unit in the last place of the largest value is granted: the last rounding may go
+    Both are in less than float64. One unit in the last place of the largest value is granted: the last rounding may go
     either way. What is not finite in ``expected`` must be the same in ``actual``.
     """
     finite = expected.isfinite()

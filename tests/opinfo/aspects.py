@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from compare import LOW_PRECISION, assert_same, sharing, tensors, to_npu
+from compare import BELOW_FLOAT64, assert_same, sharing, tensors, to_npu
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -84,8 +84,8 @@ def in_float64(sample: SampleInput) -> SampleInput:
 
     def widen(x: Any) -> Any:
         if isinstance(x, torch.dtype):
-            return torch.float64 if x in LOW_PRECISION else x
-        widened = x.detach().double() if x.dtype in LOW_PRECISION else x.detach()
+            return torch.float64 if x in BELOW_FLOAT64 else x
+        widened = x.detach().double() if x.dtype in BELOW_FLOAT64 else x.detach()
         return widened.requires_grad_(x.requires_grad)
 
     return sample.transform(widen)
@@ -218,8 +218,14 @@ def _gradients(op: OpInfo, sample: SampleInput) -> list[torch.Tensor | None] | N
     if not leaves or not outputs:
         return None
     generator = torch.Generator().manual_seed(1)
-    directions = [torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device) for t in outputs]
+    directions = [_direction(t, generator) for t in outputs]
     return list(torch.autograd.grad(outputs, leaves, directions, allow_unused=True))
+
+
+def _direction(output: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers that are the same for all precisions, but for rounding."""
+    drawn = torch.complex64 if output.is_complex() else torch.float32
+    return torch.randn(output.shape, dtype=drawn, generator=generator).to(output.dtype).to(output.device)
 
 
 ASPECTS: dict[str, Callable[[OpInfo, torch.dtype], None]] = {

@@ -10,7 +10,7 @@ from tolerance import assert_close, assert_no_worse
 from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = "npu"
-LOW_PRECISION = (torch.float16, torch.bfloat16)
+BELOW_FLOAT64 = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -70,8 +70,8 @@ def assert_same(
     """Raises AssertionError unless ``actual`` is on npu what ``expected`` is on the CPU.
 
     Compared are structure, dtype, shape, strides, layout, lazy bits, requires_grad and, if ``values``, values.
-    Plain Python results must be equal. ``reference`` computes the same in float64: it judges values of low precision
-    that differ by more than the tolerance.
+    Plain Python results must be equal. ``reference`` computes the same in float64: it judges values of lower
+    precision that differ by more than the tolerance.
     """
     actual_leaves, expected_leaves = tree_leaves(actual), tree_leaves(expected)
     assert len(actual_leaves) == len(expected_leaves), (
@@ -119,7 +119,7 @@ def _assert_same_tensor(
         try:
             assert_close(host, expected, check_stride=False, msg=lambda m: f"{name}: {m}")
         except AssertionError:
-            if reference is None or host.dtype not in LOW_PRECISION or host.layout is not torch.strided:
+            if reference is None or host.dtype not in BELOW_FLOAT64 or host.layout is not torch.strided:
                 raise
             assert_no_worse(host, expected, reference())
 
