@@ -1,8 +1,10 @@
 // Copies: within a device by aclnnInplaceCopy (any strides, any dtypes), across devices by aclrtMemcpy of
 // dense bytes.
 #include <ATen/ATen.h>
-#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/Dispatch_v2.h>
 #include <torch/library.h>
+
+#include <cstddef>
 
 #include "cann/aclnn.h"
 #include "torch_npu/csrc/device/stream.h"
@@ -127,9 +129,18 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   graph::require_no_recording("tensor.item()",
                               "the host would have to wait for the value, and nothing runs before the replay",
                               self.device().index());
-  const at::Tensor host = at::empty(self.sizes(), self.options().device(at::kCPU));
-  copy_bytes(host, self, /*non_blocking=*/false);
-  return at::native::_local_scalar_dense_cpu(host);
+  const DeviceSwitch on(self.device().index());
+  const aclrtStream stream = device::current_stream_handle(self.device().index());
+  alignas(16) std::byte bytes[16];
+  cann::api().aclrtMemcpyAsync.checked(bytes, sizeof bytes, self.const_data_ptr(), self.itemsize(),
+                                       ACL_MEMCPY_DEVICE_TO_HOST, stream);
+  device::synchronize_handle(stream);
+  at::Scalar value;
+  AT_DISPATCH_V2(self.scalar_type(), "item",
+                 AT_WRAP([&] { value = *reinterpret_cast<const scalar_t*>(bytes); }),
+                 AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), at::kComplexHalf, at::kHalf, at::kBool, at::kBFloat16,
+                 AT_EXPAND(AT_FLOAT8_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES));
+  return value;
 }
 
 }  // namespace
