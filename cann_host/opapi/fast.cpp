@@ -1,5 +1,6 @@
 #include "cann_host/opapi/fast.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -66,16 +67,38 @@ bool keeps_type(const aclTensor& self, const aclScalar& other) {
   return floating || (self.dtype == ACL_INT64 && other.is_integral());
 }
 
+/// Whether `part` is contiguous and has the last dimensions of `whole`, as a bias has.
+bool is_row_of(const aclTensor& part, const aclTensor& whole) {
+  const size_t skipped = whole.sizes.size() - std::min(part.sizes.size(), whole.sizes.size());
+  return part.numel() > 0 && part.sizes.size() <= whole.sizes.size() && part.is_contiguous() &&
+         std::equal(part.sizes.begin(), part.sizes.end(), whole.sizes.begin() + skipped);
+}
+
+/// out = self op alpha * other where `other` is the same for each row, and there is little to do.
+bool binary_by_rows(BinaryOp op, kernels::DataType type, const aclTensor& self, const aclTensor& other,
+                    aclTensor& out, kernels::Scalar alpha) {
+  constexpr int64_t most_elements = 32768;  // larger ones are for several threads
+  if (out.numel() > most_elements || !is_row_of(other, out) || other.storage == out.storage) return false;
+  const int64_t columns = other.numel();
+  const auto row_bytes = columns * static_cast<int64_t>(element_size(out.dtype));
+  for (int64_t row = 0; row < out.numel() / columns; ++row) {
+    const auto* from = static_cast<const char*>(self.data()) + row * row_bytes;
+    auto* to = static_cast<char*>(out.data()) + row * row_bytes;
+    if (!kernels::binary(op, type, from, other.data(), to, columns, alpha)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool binary(BinaryOp op, const aclTensor* self, const aclTensor* other, aclTensor* out,
             const aclScalar* alpha) {
   const auto type = kernel_type(self->dtype);
   const auto scale = factor(alpha);
-  if (!type || !scale || self->dtype != other->dtype || self->dtype != out->dtype || !aligned(*self, *out) ||
-      !aligned(*other, *out)) {
+  if (!type || !scale || self->dtype != other->dtype || self->dtype != out->dtype || !aligned(*self, *out)) {
     return false;
   }
+  if (!aligned(*other, *out)) return binary_by_rows(op, *type, *self, *other, *out, *scale);
   return kernels::binary(op, *type, self->data(), other->data(), out->data(), out->numel(), *scale);
 }
 
