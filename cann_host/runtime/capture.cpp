@@ -268,14 +268,19 @@ std::string json_string(const std::string& text) {
   return out + '"';
 }
 
+/// Trace events, as chrome://tracing and clients read them: a row for each stream, a unit of time for each
+/// task.
 void write_json(const Model& model, const char* path) {
   std::ofstream file(path);
-  file << "{\"id\": " << model.id << ", \"name\": " << json_string(model.name) << ", \"tasks\": [";
+  file << "[";
   for (size_t i = 0; i < model.tasks.size(); ++i) {
-    file << (i ? ",\n  " : "\n  ") << "{\"index\": " << i << ", \"stream\": " << model.stream_ids[i]
-         << ", \"task\": " << json_string(model.tasks[i]->describe()) << "}";
+    const int32_t stream = model.stream_ids[i];
+    file << (i ? ",\n " : "\n ") << "{\"name\": " << json_string(model.tasks[i]->describe())
+         << ", \"ph\": \"X\", \"ts\": " << i << ", \"dur\": 1, \"pid\": " << json_string(model.name)
+         << ", \"tid\": \"stream" << stream << "\", \"args\": {\"Model Id\": " << model.id
+         << ", \"Stream Id\": " << stream << ", \"Task Id\": " << i << "}}";
   }
-  file << "\n]}\n";
+  file << "\n]\n";
   if (!file.flush()) refuse(ACL_ERROR_RT_FILE_WRITE, "path=%s cannot be written", path);
 }
 

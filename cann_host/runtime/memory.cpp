@@ -192,7 +192,8 @@ void register_host(void* pointer, uint64_t size) {
            "ptr=%p: some of its %zu bytes are registered or allocated by the runtime already", pointer,
            static_cast<size_t>(size));
   }
-  memory_map().add({begin, size, Place::registered, &current_device(), [] {}});
+  Device* const device = thread_context ? thread_context->device : nullptr;
+  memory_map().add({begin, size, Place::registered, device, [] {}});
 }
 
 }  // namespace

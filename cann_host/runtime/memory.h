@@ -22,7 +22,7 @@ struct Range {
   uintptr_t begin;
   size_t size;
   Place place;
-  Device* device;                 // owner of the bytes; for host memory the device that was current
+  Device* device;                 // owner of the bytes; for host memory the device that was current, if any
   std::function<void()> release;  // gives the pages back
 
   bool contains(uintptr_t address) const { return address - begin < size; }

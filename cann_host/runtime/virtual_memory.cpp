@@ -131,7 +131,7 @@ void* map_aligned(size_t size, size_t alignment, void* wanted) {
 void reserve(void** pointer, size_t size, size_t alignment, void* wanted) {
   require_pointer(pointer, "virPtr");
   *pointer = nullptr;
-  current_device();
+  // Addresses belong to no device, and clients reserve some before they have chosen one.
   require_granular("size", size);
   if (alignment & (alignment - 1)) {
     refuse(ACL_ERROR_INVALID_PARAM, "alignment=%zu: expected 0 or a power of two", alignment);

@@ -357,12 +357,12 @@ def test_dump_lists_the_tasks(tmp_path: Path) -> None:
     name = ctypes.create_string_buffer(32)
     a.aclmdlRIGetName(model, 32, name)
     a.aclmdlRIDebugJsonPrint(model, str(path).encode(), 0)
-    content = json.loads(path.read_text())
-    assert name.value.decode() == content["name"] == 'decode "step"'
-    assert content["id"] == a.get("aclmdlRIGetId", ctypes.c_uint32, model)
-    assert content["tasks"] == [
-        {"index": 0, "stream": a.get("aclrtStreamGetId", I32, stream), "task": "fill of 8 bytes"}
-    ]
+    (event,) = json.loads(path.read_text())
+    assert name.value.decode() == event["pid"] == 'decode "step"'
+    stream_id = a.get("aclrtStreamGetId", I32, stream)
+    assert (event["name"], event["tid"]) == ("fill of 8 bytes", f"stream{stream_id}")
+    model_id = a.get("aclmdlRIGetId", ctypes.c_uint32, model)
+    assert event["args"] == {"Model Id": model_id, "Stream Id": stream_id, "Task Id": 0}
     with pytest.raises(AclError, match="cannot be written"):
         a.aclmdlRIDebugJsonPrint(model, b"/nonexistent/x.json", 0)
 
