@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "cann_host/runtime/extent.h"
 #include "cann_host/runtime/task.h"
 
 namespace cann_host {
@@ -26,16 +27,31 @@ bool is_plain_format(aclFormat format) {
          format == ACL_FORMAT_NCL || format == ACL_FORMAT_UNDEFINED;
 }
 
-/// Number of elements, or -1 for a negative size or a product beyond the address space.
-int64_t checked_numel(const Extents& sizes) {
-  int64_t n = 1;
-  for (int64_t size : sizes) {
-    if (size < 0) return -1;
-    if (size != 0 && n > std::numeric_limits<int64_t>::max() / 16 / size) return -1;
-    n *= size;
+/// What a view reaches: its number of elements, and the elements from the start of its storage to its last
+/// one. Both are -1 for a negative size, stride or offset, and for what no address space holds.
+struct Reach {
+  int64_t numel, storage;
+};
+
+Reach reach_of(const aclTensor& tensor) {
+  constexpr Reach impossible{-1, -1};
+  constexpr int64_t limit = std::numeric_limits<int64_t>::max() / 16;  // bytes of the widest type
+  int64_t numel = 1, last = tensor.offset;
+  if (last < 0 || last > limit) return impossible;
+  for (size_t i = 0; i < tensor.sizes.size(); ++i) {
+    const int64_t size = tensor.sizes[i], stride = tensor.strides[i];
+    if (size < 0 || __builtin_mul_overflow(numel, size, &numel) || numel > limit) return impossible;
+    int64_t step;
+    if (size > 1 && (stride < 0 || __builtin_mul_overflow(size - 1, stride, &step) || step > limit ||
+                     (last += step) > limit)) {
+      return impossible;
+    }
   }
-  return n;
+  return {numel, numel == 0 ? 0 : last + 1};
 }
+
+/// Below this nothing is looked up: a lookup costs as much as a small operator.
+constexpr int64_t checked_extent = int64_t{1} << 20;
 
 }  // namespace
 
@@ -60,12 +76,19 @@ void Phase1::tensor(const char* name, const aclTensor* tensor, DtypeMask allowed
     if (!optional) null_argument(name);
     return;
   }
-  const int64_t numel = checked_numel(tensor->sizes);
+  const Reach reach = reach_of(*tensor);
   const bool dtype_fits =
       element_size(tensor->dtype) != 0 && (allowed == 0 || (allowed >> tensor->dtype & 1) != 0);
-  if (!dtype_fits || !is_plain_format(tensor->format) || numel < 0 ||
-      (numel > 0 && tensor->storage == nullptr)) {
-    reject(name, *tensor, allowed, numel);
+  if (!dtype_fits || !is_plain_format(tensor->format) || reach.numel < 0 ||
+      (reach.numel > 0 && tensor->storage == nullptr)) {
+    reject(name, *tensor, allowed, reach.numel);
+  } else if (const auto bytes = reach.storage * static_cast<int64_t>(element_size(tensor->dtype));
+             bytes >= checked_extent) [[unlikely]] {
+    const std::string reason = reason_against_extent(tensor->storage, static_cast<size_t>(bytes));
+    if (!reason.empty()) {
+      fail(ACLNN_ERR_PARAM_INVALID,
+           std::string("argument '") + name + "' of shape " + shape_text(tensor->sizes) + " " + reason);
+    }
   }
 }
 
@@ -80,7 +103,9 @@ void Phase1::reject(const char* name, const aclTensor& tensor, DtypeMask allowed
     fail(ACLNN_ERR_PARAM_INVALID, who + " has the internal format " + std::to_string(tensor.format) +
                                       "; cann_host takes plain layouts (ND, NCHW, NCDHW, NCL)");
   } else if (numel < 0) {
-    fail(ACLNN_ERR_PARAM_INVALID, who + " has the impossible shape " + shape_text(tensor.sizes));
+    fail(ACLNN_ERR_PARAM_INVALID, who + " has the impossible shape " + shape_text(tensor.sizes) +
+                                      " with strides " + shape_text(tensor.strides) + " and offset " +
+                                      std::to_string(tensor.offset));
   } else {
     fail(ACLNN_ERR_PARAM_NULLPTR, who + " of shape " + shape_text(tensor.sizes) + " has no memory");
   }
