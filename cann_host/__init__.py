@@ -51,10 +51,6 @@ def settings() -> dict[str, Setting]:
     return {setting.name: setting for setting in _SETTINGS}
 
 
-# An installation of CANN that these name would be looked into for operators and versions.
-_OTHER_INSTALLATION = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_TOOLKIT_HOME")
-
-
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str | None]:
     """What a process needs so that a client of CANN finds this one: changes to `base` (default: ``os.environ``).
 
@@ -68,4 +64,9 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str | None]:
         raise FileNotFoundError(f"{library()} does not exist; install the package, or run `make build` in its sources")
     folder = str(library().parent)
     others = [entry for entry in base.get("LD_LIBRARY_PATH", "").split(":") if entry and entry != folder]
-    return {"LD_LIBRARY_PATH": ":".join([folder, *others])} | dict.fromkeys(_OTHER_INSTALLATION)
+    return {
+        "LD_LIBRARY_PATH": ":".join([folder, *others]),
+        "ASCEND_HOME_PATH": str(root()),
+        "ASCEND_OPP_PATH": str(root() / "opp"),
+        "ASCEND_TOOLKIT_HOME": None,  # of another installation
+    }

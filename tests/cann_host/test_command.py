@@ -14,7 +14,7 @@ import cann_host
 
 CLIENT = "import ctypes, sys; print([ctypes.CDLL(f'lib{name}.so')._name for name in sys.argv[1:]])"
 NAMES = ("ascendcl", "hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "atb", "hcomm")
-OTHER = {"ASCEND_HOME_PATH": "/nowhere", "LD_LIBRARY_PATH": "/nowhere/lib64"}
+OTHER = {"ASCEND_HOME_PATH": "/nowhere", "ASCEND_TOOLKIT_HOME": "/nowhere", "LD_LIBRARY_PATH": "/nowhere/lib64"}
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -32,11 +32,20 @@ def test_run_finds_the_libraries_and_gives_the_exit_code() -> None:
 def test_env_is_what_a_shell_evaluates() -> None:
     exports = command("env", **OTHER).stdout
     assert f"export LD_LIBRARY_PATH={cann_host.root()}/lib64:/nowhere/lib64\n" in exports
-    assert "unset ASCEND_HOME_PATH\n" in exports
+    assert f"export ASCEND_HOME_PATH={cann_host.root()}\n" in exports
+    assert "unset ASCEND_TOOLKIT_HOME\n" in exports
     client = shlex.join([sys.executable, "-c", CLIENT, "ascendcl"])
-    script = f"{exports}{client}; echo ${{ASCEND_HOME_PATH-none}}"
+    script = f"{exports}{client}; echo ${{ASCEND_TOOLKIT_HOME-none}}"
     result = subprocess.run(["sh", "-c", script], env=os.environ | OTHER, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["['libascendcl.so']", "none"]
+
+
+def test_environment_names_folders_that_exist() -> None:
+    home = cann_host.environment()["ASCEND_HOME_PATH"]
+    assert home is not None
+    # What the vendor's plug-in looks for at import.
+    for folder in ("runtime", "compiler", "opp", "lib64"):
+        assert Path(home, folder).is_dir()
 
 
 def test_refusals() -> None:
