@@ -7,7 +7,7 @@ JOBS ?= $(shell nproc)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: demo test test-quick bench build lint format docs clean
+.PHONY: demo test test-quick bench conformance build lint format docs clean
 
 demo: .venv/.installed-demo
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,20 @@ test-quick: .venv/.installed-test
 
 bench: .venv/.installed-bench
 	$(BIN)/python -m benchmarks eager
+
+# The smoke set and the vendor's test files over cann_host, and docs/conformance.md. ADAPTER=vendor (the wheel from PyPI)
+# or ours. ASCEND_PYTORCH and ASCEND_OP_PLUGIN name checkouts of the vendor's sources; CONFORMANCE="--set …" is a part of it.
+ADAPTER ?= vendor
+ADAPTER_PYTHON_vendor := .venv-vendor/bin/python
+ADAPTER_PYTHON_ours := $(BIN)/python
+ADAPTER_PYTHON = $(abspath $(ADAPTER_PYTHON_$(ADAPTER)))
+conformance: .venv/.installed-test $(if $(filter vendor,$(ADAPTER)),.venv-vendor/.installed)
+	$(BIN)/python tests/conformance/run_conformance.py --adapter $(ADAPTER) --python $(ADAPTER_PYTHON) --jobs $(JOBS) $(CONFORMANCE)
+
+.venv-vendor/.installed:
+	test -d .venv-vendor || $(PYTHON) -m venv .venv-vendor
+	.venv-vendor/bin/pip install -q $(TORCH) torch-npu==2.13.0 pytest expecttest hypothesis scipy
+	touch $@
 
 # Installs the package, editable: Python sources are used where they stand, native libraries are built into the tree.
 .venv/.installed: pyproject.toml
@@ -53,4 +67,4 @@ docs: .venv/.installed
 	$(BIN)/python -m opspec.coverage
 
 clean:
-	rm -rf build cann_host/lib64 torch_npu/*.so .venv/.installed*
+	rm -rf build cann_host/lib64 torch_npu/*.so .venv/.installed* .venv-vendor

@@ -1,0 +1,127 @@
+"""Makes docs/conformance.md of what run_conformance.py measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+NAMES = {"vendor": "the vendor's wheel", "ours": "this project's adapter"}
+SETS = {"runtime": "Ascend/pytorch `test/npu`", "operators": "Ascend/op-plugin `test/test_base_ops`"}
+
+HEAD = """# Conformance
+
+The vendor's own test files, on `cann_host`, with two plug-ins: the unmodified `torch-npu==2.13.0` from PyPI, and this
+project's adapter. The files are read from checkouts and are not part of this project; their revision is later than the
+wheel's, so that a few of them ask for functions that the wheel does not have.
+
+```sh
+export ASCEND_PYTORCH=…/pytorch ASCEND_OP_PLUGIN=…/op-plugin     # checkouts of github.com/Ascend
+make conformance                 # the wheel, in an environment of its own; also the smoke set of tests/conformance
+make conformance ADAPTER=ours
+make conformance CONFORMANCE="--set operators --sample 60 --soc Ascend950"     # a part
+```
+
+One process runs one file, for a limited time. A file passes if a test of it passed and none failed; a file whose tests
+were all skipped counts as skipped. In a process that ended early, the test that was running counts as failed and the
+ones after it as not run.
+"""
+
+
+def kind(tests: dict[str, list[str]]) -> str:
+    """What a file counts as."""
+    outcomes = {outcome for outcome, _ in tests.values()}
+    if "failed" in outcomes:
+        return "failed"
+    return "passed" if "passed" in outcomes else "skipped"
+
+
+# What the text of a failure says in a few words, first match first.
+CAUSES = (
+    (r"(aclnn\w+) or aclnn\w+GetWorkspaceSize not in|(aclnn\w+)GetWorkspaceSize not (?:found|in)", "no operator {}"),
+    (r"(aclnn\w+): argument '(\w+)' is (\w+); this operator takes", "{}: {} may not be {}"),
+    (r"(aclnn\w+): ([^\n]+)", "{}: {}"),
+    (
+        r"operator (\w+) .{0,40}not found|[Mm]issing legacy aclop: (\w+)|aclop[^\n]*?'?(\w+)'? is not",
+        "no legacy operator {}",
+    ),
+    (r"has no attribute '(\w+)'", "no {}"),
+    (r"No module named '([\w.]+)'", "no module {}"),
+    (r"Tensor-likes are not|not equal to tolerance|not within tolerance|Scalars are not|differ", "other values"),
+    (r"^AssertionError: ?([^\n]*)", "assertion: {}"),
+)
+
+
+def cause(text: str) -> str:
+    """The reason of a failure in a few words."""
+    for pattern, words in CAUSES:
+        found = re.search(pattern, text)
+        if found:
+            return shortened(words.format(*[group for group in found.groups() if group is not None], *[""] * 3))
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    line = " ".join(text.split())
+    line = line if len(line) <= 110 else line[:107] + "..."
+    return line.replace("|", "\\|").replace("<", "&lt;")
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{part} ({100 * part / whole:.0f} %)" if whole else "0"
+
+
+def table_of(runs: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| test files | plug-in | product | files | pass whole | fail | skipped | tests passed | failed | skipped |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        files = run["files"]
+        kinds = [kind(file["tests"]) for file in files]
+        outcomes = [outcome for file in files for outcome, _ in file["tests"].values()]
+        considered = len(files) - kinds.count("skipped")
+        name = SETS[run["set"]] + (f", {run['sample']} at random" if run["sample"] else "")
+        lines.append(
+            f"| {name} | {NAMES[run['adapter']]} | {run['soc']} | {len(files)} "
+            f"| {percent(kinds.count('passed'), considered)} | {kinds.count('failed')} | {kinds.count('skipped')} "
+            f"| {outcomes.count('passed')} | {outcomes.count('failed')} | {outcomes.count('skipped')} |"
+        )
+    return [*lines, "", "Per cent are of the files that were not skipped.", ""]
+
+
+def subjects_of(run: dict[str, Any]) -> list[str]:
+    """Files of the runtime by subject."""
+    counts: dict[str, list[str]] = defaultdict(list)
+    for file in run["files"]:
+        counts[file["subject"]].append(kind(file["tests"]))
+    lines = ["| subject | files | pass whole | fail | skipped |", "|---|---|---|---|---|"]
+    for subject, kinds in counts.items():
+        passed, failed, skipped = (kinds.count(k) for k in ("passed", "failed", "skipped"))
+        lines.append(f"| {subject} | {len(kinds)} | {passed} | {failed} | {skipped} |")
+    return [*lines, ""]
+
+
+def failures_of(run: dict[str, Any]) -> list[str]:
+    lines = ["| file | test | cause |", "|---|---|---|"]
+    for file in run["files"]:
+        for test, (outcome, text) in file["tests"].items():
+            if outcome == "failed":
+                lines.append(f"| {file['file']} | {test.rsplit('.', 1)[-1]} | {cause(text)} |")
+    return [*lines, ""]
+
+
+def page(measured: list[Path]) -> str:
+    """The text of docs/conformance.md, of files that run_conformance.py wrote."""
+    runs = [json.loads(path.read_text()) for path in measured]
+    runs.sort(key=lambda run: (run["set"] != "runtime", run["soc"], run["adapter"] != "vendor"))
+    lines = [HEAD, *table_of(runs)]
+    for run in runs:
+        title = f"{NAMES[run['adapter']]}, {run['set']}, {run['soc']}"
+        lines.append(f"## {title[0].upper()}{title[1:]}\n")
+        if run["set"] == "runtime":
+            lines += subjects_of(run)
+        lines += failures_of(run)
+    return "\n".join(lines).rstrip() + "\n"
