@@ -162,11 +162,16 @@ void Randperm(int64_t n, int64_t seed, int64_t offset, at::Tensor& out) {
 }
 
 void DropoutGenMask(at::IntArrayRef shape, double prob, int64_t seed, int64_t offset, at::Tensor& out) {
-  const int64_t bytes = (c10::multiply_integers(shape) + 7) / 8;
+  int64_t count = 1;
+  for (const int64_t size : shape) {
+    const bool counts = size >= 0 && !__builtin_mul_overflow(count, size, &count) && count < INT64_MAX / 2;
+    TORCH_CHECK(counts, "aclnnDropoutGenMask: no tensor has the shape ", shape);
+  }
+  const int64_t bytes = (count + 7) / 8;
   TORCH_CHECK(out.is_contiguous() && out.numel() >= bytes, "the mask of ", shape, " needs ", bytes,
               " contiguous bytes, the output has ", out.numel());
   auto* mask = out.data_ptr<uint8_t>();
-  kernels::dropout_mask(mask, c10::multiply_integers(shape), philox(seed, offset), prob);
+  kernels::dropout_mask(mask, count, philox(seed, offset), prob);
   std::fill(mask + bytes, mask + out.numel(), 0);
 }
 
