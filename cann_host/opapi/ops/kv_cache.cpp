@@ -1,4 +1,5 @@
-// Keys of latent attention on their way into a cache: RMS norm, rotary embedding, quantization, scatter.
+// Keys and values on their way into a cache: scatter by slots; for latent attention also RMS norm, rotary
+// embedding and quantization.
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
@@ -99,6 +100,25 @@ void KvRmsNormRopeCache(const at::Tensor& kv, const at::Tensor& gamma, const at:
   KvRmsNormRopeCacheV2(kv, gamma, cos, sin, index, kCacheRef, ckvCacheRef, kRopeScaleOptional,
                        ckvScaleOptional, kRopeOffsetOptional, cKvOffsetOptional, std::nullopt, epsilon,
                        cacheModeOptional, isOutputKv, kRopeOut, cKvOut);
+}
+
+void ScatterPaKvCache(const at::Tensor& key, at::Tensor& keyCacheRef, const at::Tensor& slotMapping,
+                      const at::Tensor& value, at::Tensor& valueCacheRef, const Optional& compressLens,
+                      const Optional& compressSeqOffsets, const Optional& seqLens, std::string_view cacheMode,
+                      std::string_view, at::OptionalIntArrayRef, at::OptionalIntArrayRef) {
+  TORCH_CHECK(cacheMode == "Norm", "cacheMode is '", cacheMode,
+              "'; cann_host has Norm ([blocks, block size, heads, size])");
+  TORCH_CHECK(!compressLens.has_value() && !compressSeqOffsets.has_value() && !seqLens.has_value(),
+              "compression of caches is not in cann_host");
+  const auto slots = slotMapping.to(at::kLong).flatten();
+  const auto kept = slots.ge(0);  // -1: padding
+  const auto put = [&](at::Tensor& cache, const at::Tensor& tokens) {
+    TORCH_CHECK(cache.is_contiguous(), "a cache must be contiguous");
+    auto rows = cache.view({cache.size(0) * cache.size(1), -1});
+    rows.index_copy_(0, slots.masked_select(kept), tokens.reshape({slots.numel(), -1}).index({kept}));
+  };
+  put(keyCacheRef, key);
+  put(valueCacheRef, value);
 }
 
 }  // namespace cann_host::host
