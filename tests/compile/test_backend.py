@@ -327,3 +327,19 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_entry_point_name() -> None:
     assert "npu" in torch._dynamo.list_backends(exclude_tags=())
     assert torchtitan_npu.compile.npu
+
+
+def test_grouped_attention_trains() -> None:
+    """The gradients of attention come in another layout than PyTorch's meta kernel says."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (t[:, :, None].expand(2, 2, 2, 11, 8).reshape(2, 4, 11, 8) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 11, 32)
+
+    given = [torch.randn(2, heads, 11, 8, requires_grad=True) for heads in (4, 2, 2)]
+    ours = [on_npu(x) for x in given]
+    weights = torch.randn(2, 11, 32)
+    expected = torch.autograd.grad((function(*given) * weights).sum(), given)
+    actual = torch.autograd.grad((compiled(function)(*ours) * weights.npu()).sum(), ours)
+    for a, b in zip(actual, expected, strict=True):
+        assert_close(a, b, terms=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,26 @@ def may_alias(node: Node) -> bool:
     return any(r.alias_info is not None for r in node.target._schema.returns)
 
 
+def _gives_new_memory(node: Node) -> bool:
+    """Whether the result of a node, or the part of one that it takes, is no view of an argument."""
+    if node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and not any(r.alias_info for r in target._schema.returns)
+
+
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The result of an operator in the layout that its meta kernel promised, which kernels and later graphs rely on.
+
+    Some operators give another one on this device (the gradients of attention do); dimensions of size 1 do not count.
+    """
+    dims = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if tensor.numel() == 0 or all(size == 1 or is_ == expected for size, is_, expected in dims):
+        return tensor
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return result.copy_(tensor)
+
+
 class _InstanceWriter:
     def __init__(
         self, module: GraphModule, partition: Partition, threads: int, number_of: Callable[[Any], int], with_arena: bool
@@ -91,7 +112,7 @@ class _InstanceWriter:
         self.last = self._last_uses()
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
-        self.globals: dict[str, Any] = {"empty_strided": torch.empty_strided}
+        self.globals: dict[str, Any] = {"empty_strided": torch.empty_strided, "laid_out": laid_out}
         self.launches: list[Launch] = []
         self.input_words: list[tuple[Any, int, Node, int]] = []  # words that hold an input's address plus an offset
         self.with_arena = with_arena
@@ -304,7 +325,12 @@ class _InstanceWriter:
             assert node.op == "call_function", node.format_node()
             text = f"{self._constant(node.target)}({', '.join(arguments)})"
         self.names[node] = name
-        return [f"  {name} = {text}"]
+        lines = [f"  {name} = {text}"]
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and _gives_new_memory(node):
+            strides = self._constant(self._numbers(value.stride()))
+            lines.append(f"  if {name}.stride() != {strides}: {name} = laid_out({name}, {strides})")
+        return lines
 
     def _text(self, value: Any) -> str:
         """An argument as source."""
