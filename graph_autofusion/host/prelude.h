@@ -228,8 +228,16 @@ INLINE I sign_(I x) { return (x < 0) - (x > 0); }
 INLINE L sign_(L x) { return (x < 0) - (x > 0); }
 // `b` where it is NaN or greater: a comparison with NaN is false, so that NaN stays in `a` and goes through
 // from `b`.
-INLINE F maximum_(F a, F b) { return select((b > a) | (b != b), b, a); }
-INLINE F minimum_(F a, F b) { return select((b < a) | (b != b), b, a); }
+#if defined(__AVX512F__)
+// The machine's maximum gives its second argument where one is NaN or both are equal.
+INLINE F max_or_second(F a, F b) { return __builtin_ia32_maxps512_mask(a, b, b, (u16)-1, 4); }
+INLINE F min_or_second(F a, F b) { return __builtin_ia32_minps512_mask(a, b, b, (u16)-1, 4); }
+#else
+INLINE F max_or_second(F a, F b) { return select(a > b, a, b); }
+INLINE F min_or_second(F a, F b) { return select(a < b, a, b); }
+#endif
+INLINE F maximum_(F a, F b) { return select(b != b, b, max_or_second(b, a)); }
+INLINE F minimum_(F a, F b) { return select(b != b, b, min_or_second(b, a)); }
 INLINE D maximum_(D a, D b) { return (b > a) | (b != b) ? b : a; }
 INLINE D minimum_(D a, D b) { return (b < a) | (b != b) ? b : a; }
 INLINE I maximum_(I a, I b) { return select(b > a, b, a); }
@@ -306,9 +314,8 @@ INLINE F exp_(F x) {
   // (exp(r) - 1 - r) / r^2, |r| <= ln(2)/2; 4e-9
   static constexpr float terms[] = {0.500000008f, 0.166665257f, 0.0416662339f, 0.00836824942f,
                                     0.00139490367f};
-  // NaN fails both comparisons and goes through to the product.
-  x = select(x < -104, splat(-104.0f), x);
-  x = select(x > 89, splat(89.0f), x);
+  // NaN goes through to the product.
+  x = min_or_second(splat(89.0f), max_or_second(splat(-104.0f), x));
   const F n = nearest(x * 1.44269504f);
   const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   return scale(polynomial(r, terms) * (r * r) + r + 1, n);
@@ -649,6 +656,19 @@ INLINE V fold_rows(V (&v)[lanes], Combine combine) {
   return v[0];
 }
 
+/// `corrected`, and `quotient` in lanes where that is zero, infinite or NaN.
+INLINE D unless_special(D quotient, D corrected) {
+  return select(mask((abs_(quotient) < __builtin_inf()) & (quotient != 0)), corrected, quotient);
+}
+INLINE F unless_special(F quotient, F corrected) {
+#if defined(__AVX512DQ__)
+  constexpr int zero_infinite_or_nan = 0x9f;
+  const u16 special = __builtin_ia32_fpclassps512_mask(quotient, zero_infinite_or_nan, (u16)-1);
+  return __builtin_ia32_movaps512_mask(quotient, corrected, special);
+#else
+  return select((abs_(quotient) < __builtin_inff()) & (quotient != 0), corrected, quotient);
+#endif
+}
 /// A row's value by which its elements are divided: the product with its inverse, corrected by what that
 /// leaves over, is the quotient bit by bit. Where it could overflow, and without fused multiply-add, it is a
 /// division.
@@ -668,6 +688,6 @@ struct Divisor {
     if (!plain) return x / value;
     const V quotient = x * inverse;
     const V corrected = quotient + (x - quotient * value) * inverse;
-    return select(mask((abs_(quotient) < __builtin_inff()) & (quotient != 0)), corrected, quotient);
+    return unless_special(quotient, corrected);
   }
 };
