@@ -343,3 +343,7 @@ def test_grouped_attention_trains() -> None:
     actual = torch.autograd.grad((compiled(function)(*ours) * weights.npu()).sum(), ours)
     for a, b in zip(actual, expected, strict=True):
         assert_close(a, b, terms=256)
+
+
+def test_a_constant_like_a_tensor_in_memory() -> None:
+    check(lambda x, y: torch.where(x > 0, torch.full_like(y, 3.0), y) + x, torch.randn(4, 9), torch.randn(4, 9))

@@ -302,6 +302,8 @@ def _lower_node(builder: TileBuilder, node: Node, operand: Operand) -> Value:
         context_arguments.append(value)
         if isinstance(value, torch.SymInt):
             raise DoesNotFuse("takes a number that is known only when it runs")
+        if node.target in CREATES:  # the tensor that it makes another like is not read
+            return None
         if argument.target in CREATES:
             return _lower_node(builder, argument, operand)
         if not isinstance(value, torch.Tensor):
