@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of both devices")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     cann = torch_npu.cann_info()
     kind = "software CANN" if cann["is_host"] else "CANN"
     console.print(f"torch {torch.__version__}, {arguments.threads} threads, {kind} {cann['root']} as {cann['soc']}")
