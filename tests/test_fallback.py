@@ -202,6 +202,16 @@ def test_custom_operators_fall_back():
     assert entry("opinfo_test::twice").calls == 1
 
 
+def test_operators_that_count_their_changes_themselves():
+    tensors = [torch.full((3,), 2.0, device="npu"), torch.full((4, 2), 3.0, device="npu")]
+    versions = [t._version for t in tensors]
+    factors = [torch.tensor(5.0, device="npu"), torch.tensor(7.0, device="npu")]
+    with torch.no_grad():
+        torch._foreach_mul_(tensors, factors)
+    assert [t.flatten()[0].item() for t in tensors] == [10, 21]
+    assert all(t._version > v for t, v in zip(tensors, versions, strict=True))
+
+
 def test_generators_of_npu_drive_random_fallbacks():
     def draw(seed):
         return torch.empty(100, device="npu").geometric_(0.3, generator=torch.Generator("npu").manual_seed(seed)).cpu()

@@ -28,6 +28,9 @@ class HostView final : public c10::TensorImpl {
     copy_generic_tensor_metadata(&argument, this);
     device_opt_ = c10::Device(c10::DeviceType::CPU);
     key_set_ = kHostKeys | (argument.key_set() & kLazyBits);
+    // Without the keys of autograd it would have none, as inference tensors, and kernels that count their
+    // changes themselves (foreach) would refuse it.
+    version_counter_ = argument.version_counter();
   }
 };
 
