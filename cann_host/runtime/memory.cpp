@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <set>
 
 #include "settings.h"
 #include "stream.h"
@@ -183,10 +184,37 @@ Range free_range(const void* pointer, const char* argument, Place place, const c
   return std::move(*removed);
 }
 
+/// Memory of aclrtMallocHost that a client also maps for the device: it is page-locked already, and its
+/// addresses are the device's.
+class MappedViews {
+ public:
+  void add(const void* pointer) {
+    std::lock_guard lock(mutex_);
+    views_.insert(pointer);
+  }
+  bool remove(const void* pointer) {
+    std::lock_guard lock(mutex_);
+    return views_.erase(pointer) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<const void*> views_;
+};
+
+MappedViews& mapped_views() {
+  static auto* views = new MappedViews;
+  return *views;
+}
+
 void register_host(void* pointer, uint64_t size) {
   require_pointer(pointer, "ptr");
   require_size(size);
   auto begin = reinterpret_cast<uintptr_t>(pointer);
+  const auto range = memory_map().find(pointer);
+  if (range && range->place == Place::host && size <= range->begin + range->size - begin) {
+    return mapped_views().add(pointer);
+  }
   if (memory_map().overlaps(begin, size)) {
     refuse(ACL_ERROR_INVALID_PARAM,
            "ptr=%p: some of its %zu bytes are registered or allocated by the runtime already", pointer,
@@ -252,7 +280,9 @@ aclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) {
 }
 
 aclError aclrtHostUnregister(void* pointer) {
-  return entry(__func__, [&] { free_range(pointer, "ptr", Place::registered, "aclrtHostRegister"); });
+  return entry(__func__, [&] {
+    if (!mapped_views().remove(pointer)) free_range(pointer, "ptr", Place::registered, "aclrtHostRegister");
+  });
 }
 
 aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attributes) {

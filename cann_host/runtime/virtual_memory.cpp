@@ -132,7 +132,9 @@ void reserve(void** pointer, size_t size, size_t alignment, void* wanted) {
   require_pointer(pointer, "virPtr");
   *pointer = nullptr;
   // Addresses belong to no device, and clients reserve some before they have chosen one.
-  require_granular("size", size);
+  if (size == 0 || size > SIZE_MAX / 4)
+    refuse(ACL_ERROR_INVALID_PARAM, "size=%zu: expected a number of bytes", size);
+  size = (size + granularity - 1) / granularity * granularity;
   if (alignment & (alignment - 1)) {
     refuse(ACL_ERROR_INVALID_PARAM, "alignment=%zu: expected 0 or a power of two", alignment);
   }

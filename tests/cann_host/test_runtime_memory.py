@@ -107,6 +107,12 @@ def test_pointer_attributes() -> None:
         a.aclrtHostRegisterV2(ctypes.addressof(mine) + 100, 10, 0)
     a.aclrtHostUnregister(mine)
     assert location(a, mine) == a.ACL_MEM_LOCATION_TYPE_UNREGISTERED
+    # Clients also map what aclrtMallocHost gave them.
+    a.aclrtHostRegister(host.value + 8, 56, a.ACL_HOST_REGISTER_MAPPED, ctypes.byref(mapped))
+    assert mapped.value == host.value + 8
+    a.aclrtHostUnregister(mapped)
+    assert location(a, host) == a.ACL_MEM_LOCATION_TYPE_HOST
+    a.aclrtFreeHost(host)
 
 
 KINDS = {("host", "host"): 0, ("host", "device"): 1, ("device", "host"): 2, ("device", "device"): 3}

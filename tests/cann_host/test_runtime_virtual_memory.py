@@ -81,11 +81,20 @@ def test_mappings_that_touch_are_one_piece_of_memory() -> None:
     a.aclrtReleaseMemAddress(base)
 
 
+def test_a_reservation_is_of_whole_pages() -> None:
+    a = acl()
+    base, memory = reserve(a, 512), physical(a, PAGE)
+    a.aclrtMapMem(base, PAGE, 0, memory, 0)
+    a.aclrtUnmapMem(base)
+    a.aclrtFreePhysical(memory)
+    a.aclrtReleaseMemAddress(base)
+
+
 def test_refusals() -> None:
     a = acl()
     base, memory = reserve(a, 2 * PAGE), physical(a, PAGE)
     cases = [
-        (lambda: reserve(a, 100), "size=100: expected a positive multiple of 2097152"),
+        (lambda: reserve(a, 0), "size=0: expected a number of bytes"),
         (lambda: physical(a, 100), "size=100: expected a positive multiple of 2097152"),
         (lambda: physical(a, PAGE, device=9), "device 9 does not exist"),
         (lambda: a.aclrtMapMem(base + 2 * PAGE, PAGE, 0, memory, 0), "do not lie in a reservation"),
