@@ -51,6 +51,7 @@ class _HostPrinter:
         self.program = schedule.program
         self.words = WordLayout(self.program)
         self.columns = bool(self.program.reduced) and not schedule.lanes_reduced
+        self.divisors: set[int] = set()  # nodes whose divisor was printed: several passes may divide
         self.lines: list[str] = []
         self.depth = 0
 
@@ -297,7 +298,8 @@ class _HostPrinter:
             self.put(f"for (auto& a : a{r}) a = {self._identity(r)};")
         loops = self.schedule.loop_axes()
         for i in phase.tiles:
-            if self._divides_by_row(i):
+            if self._divides_by_row(i) and i not in self.divisors:
+                self.divisors.add(i)
                 divisor = self.program.nodes[i].args[1]
                 self.put(f"const Divisor<{self._vector(divisor)}> d{i}({self._name(divisor)});")
         arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)

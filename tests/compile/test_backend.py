@@ -347,3 +347,7 @@ def test_grouped_attention_trains() -> None:
 
 def test_a_constant_like_a_tensor_in_memory() -> None:
     check(lambda x, y: torch.where(x > 0, torch.full_like(y, 3.0), y) + x, torch.randn(4, 9), torch.randn(4, 9))
+
+
+def test_two_passes_divide() -> None:
+    check(lambda x: torch.softmax(x / 3, -1), torch.randn(5, 40))
