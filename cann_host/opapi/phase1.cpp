@@ -1,5 +1,6 @@
 #include "cann_host/opapi/phase1.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "cann_host/runtime/extent.h"
@@ -243,6 +244,31 @@ void Phase1::convolution(const aclTensor* input, const aclTensor* weight, const 
                     std::to_string(expected));
     }
   }
+}
+
+void Phase1::padded(const aclTensor* inner, const aclIntArray* padding, size_t spatial, bool reflects,
+                    const aclTensor* outer) {
+  if (failed()) return;
+  const size_t rank = inner->sizes.size();
+  bool fits = padding->values.size() == 2 * spatial && (rank == spatial + 1 || rank == spatial + 2) &&
+              outer->sizes.size() == rank;
+  for (size_t d = 0; fits && d < rank; ++d) {
+    const int64_t size = inner->sizes[d];
+    if (d + spatial < rank) {
+      fits = outer->sizes[d] == size;
+      continue;
+    }
+    const int64_t before = padding->values[2 * (rank - 1 - d)],
+                  after = padding->values[2 * (rank - 1 - d) + 1];
+    const int64_t most = reflects ? size - 1 : std::numeric_limits<int32_t>::max();
+    fits = size > 0 && std::max(before, after) <= most && std::min(before, after) > -size &&
+           outer->sizes[d] == size + before + after && outer->sizes[d] > 0;
+  }
+  if (fits) return;
+  std::string pads;
+  for (int64_t pad : padding->values) pads += (pads.empty() ? "" : ", ") + std::to_string(pad);
+  fail(ACLNN_ERR_PARAM_INVALID, "a tensor of shape " + shape_text(inner->sizes) + " with the padding [" +
+                                    pads + "] cannot become one of shape " + shape_text(outer->sizes));
 }
 
 void Phase1::lists(const aclTensorList* out, std::initializer_list<const aclTensorList*> inputs) {

@@ -45,6 +45,10 @@ class Phase1 {
                    const aclIntArray* stride, const aclIntArray* padding, const aclIntArray* dilation,
                    bool transposed, const aclIntArray* output_padding, int64_t groups,
                    const aclTensor* output);
+  /// `outer` is `inner` with `padding` around its last `spatial` dimensions, the last one first; reflections
+  /// and replications need something to repeat, reflections more than they repeat.
+  void padded(const aclTensor* inner, const aclIntArray* padding, size_t spatial, bool reflects,
+              const aclTensor* outer);
   /// All lists have as many tensors as out, with the same shapes.
   void lists(const aclTensorList* out, std::initializer_list<const aclTensorList*> inputs);
   /// Anything else: a condition with the reason in words.
