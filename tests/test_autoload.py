@@ -4,6 +4,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 import torch_npu
 
 PACKAGE = Path(torch_npu.__file__).parent
@@ -64,6 +66,7 @@ def test_first_use_initialises(run_python):
     """)
 
 
+@pytest.mark.slow
 def test_cpu_backward_initialises_nothing(run_python):
     # Autograd asks every backend for its devices when it starts its threads.
     run_python("""

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+pytestmark = pytest.mark.slow  # processes of their own
+
 
 class Squares(Dataset):
     def __len__(self) -> int:

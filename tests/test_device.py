@@ -134,6 +134,7 @@ def test_several_devices(run_python):
     )
 
 
+@pytest.mark.slow
 def test_copy_between_devices(run_python):
     run_python(
         """

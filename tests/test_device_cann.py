@@ -7,6 +7,8 @@ import pytest
 
 import torch_npu
 
+pytestmark = pytest.mark.slow  # processes of their own
+
 BUNDLED = Path(torch_npu.__file__).parent.parent / "cann_host"
 UNSET = {"ASCEND_HOME_PATH": None, "ASCEND_TOOLKIT_HOME": None, "TORCH_NPU_CANN": None}
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 POOLS = {
     "cached": {"setup": ""},
     "expandable": {"setup": "torch.npu.memory._set_allocator_settings('expandable_segments:True')"},

@@ -64,6 +64,7 @@ def test_wrong_expressions_are_refused(expression: str) -> None:
         translate(expression, {})
 
 
+@pytest.mark.slow
 def test_generated_sources_are_reproducible(tmp_path) -> None:
     for _ in range(2):
         subprocess.run([sys.executable, "-m", "opspec.generate", str(tmp_path)], check=True)

@@ -54,6 +54,7 @@ def run(run_python, library: Path, code: str) -> None:
     run_python(PRELUDE.format(path=str(library)) + code)
 
 
+@pytest.mark.slow
 def test_every_allocation(run_python, library):
     run(
         run_python,

@@ -151,6 +151,7 @@ def test_threads_in_the_asynchronous_mode(run_python):
     )
 
 
+@pytest.mark.slow
 def test_a_process_may_end_right_after_backward(run_python):
     """Autograd's threads hold a Python object for a moment after backward(), and PyTorch would abort the process."""
     for _ in range(3):

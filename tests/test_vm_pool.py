@@ -176,6 +176,7 @@ def test_training_in_a_pool():
     torch.testing.assert_close(on_npu, train("cpu"), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_more_addresses_than_memory(run_python):
     """size_gb=32 on a device of 256 MiB; the model runs with batch 1 and 32; the device's limit holds."""
     run_python(

@@ -68,6 +68,7 @@ def random_programs(draw: st.DrawFn) -> TileProgram:
     return t.build()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(program=random_programs(), data=st.data())
 def test_random_programs(program: TileProgram, data: st.DataObject) -> None:

@@ -11,6 +11,8 @@ from hccl_ranks import BF16, INT32, MAX, MIN, PARAMETER, PROD, REMOTE, SUM, TYPE
 
 import cann_host
 
+pytestmark = pytest.mark.slow  # processes of their own
+
 # Nothing, one element, and more than one round of an exchange (1 MiB) with a tail.
 COUNTS = (0, 1, 5, 700_001)
 u32 = ctypes.c_uint32
