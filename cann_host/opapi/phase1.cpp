@@ -261,7 +261,7 @@ void Phase1::padded(const aclTensor* inner, const aclIntArray* padding, size_t s
     const int64_t before = padding->values[2 * (rank - 1 - d)],
                   after = padding->values[2 * (rank - 1 - d) + 1];
     const int64_t most = reflects ? size - 1 : std::numeric_limits<int32_t>::max();
-    fits = size > 0 && std::max(before, after) <= most && std::min(before, after) > -size &&
+    fits = size > 0 && std::max(before, after) <= most && (!reflects || std::min(before, after) > -size) &&
            outer->sizes[d] == size + before + after && outer->sizes[d] > 0;
   }
   if (fits) return;
