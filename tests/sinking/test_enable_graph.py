@@ -567,3 +567,12 @@ def test_functional_embedding_and_integers() -> None:
             tokens = torch.randint(0, 11, (2, 3), device="npu")
             for got, want in zip(model(tokens), eagerly(model, tokens), strict=True):
                 assert torch.equal(got, want)
+
+
+def test_a_module_that_compiles_itself_is_refused_and_runs_compiled() -> None:
+    model, x = nn.Linear(4, 3).npu(), torch.randn(2, 4, device="npu")
+    model.compile(backend="eager")
+    with torch_npu.enable_graph(strict=True), pytest.raises(CannotSink, match=r"compiled by torch\.compile"):
+        model(x)
+    with pytest.warns(GraphSinkingWarning, match=r"compiled by torch\.compile"), torch_npu.enable_graph():
+        assert torch.equal(model(x), F.linear(x, model.weight, model.bias))

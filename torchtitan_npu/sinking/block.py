@@ -25,26 +25,47 @@ _lock = threading.Lock()
 _open_blocks = 0
 
 
-# While some block is open, every module has this as its `_compiled_call_impl`, which `nn.Module.__call__` calls in
-# place of `_call_impl` (Module.compile() sets it on one module, which then wins). PyTorch's global forward hooks see a
-# call but cannot take its place; and replacing `nn.Module.__call__`, a slot that all subclasses inherit, takes about
-# 100 us where many are defined.
+def _plain_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The module's call as if no block were open."""
+    compiled = vars(self).get("_compiled_call_impl")  # of Module.compile()
+    return (self._call_impl if compiled is None else compiled)(*args, **kwargs)
+
+
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     options = _thread.options
     if options is None:
-        return self._call_impl(*args, **kwargs)
+        return _plain_call(self, *args, **kwargs)
     _thread.options = None  # modules inside are part of this call
     try:
-        return run(self._call_impl, self, args, kwargs, options)
+        return run(functools.partial(_plain_call, self), self, args, kwargs, options)
     finally:
         _thread.options = options
+
+
+class _CallOfEveryModule:
+    """While some block is open, every module has `_call` as its `_compiled_call_impl`, which `nn.Module.__call__` calls
+    in place of `_call_impl`.
+
+    PyTorch's global forward hooks see a call but cannot take its place; and replacing `nn.Module.__call__`, a slot that
+    all subclasses inherit, takes about 100 us where many are defined. It is a data descriptor, and thereby also stands
+    before what Module.compile() sets on a module of its own.
+    """
+
+    def __get__(self, module: nn.Module | None, owner: type) -> Any:
+        return None if module is None else functools.partial(_call, module)
+
+    def __set__(self, module: nn.Module, value: Any) -> None:
+        vars(module)["_compiled_call_impl"] = value
+
+
+_call_of_every_module = _CallOfEveryModule()
 
 
 def _open() -> None:
     global _open_blocks
     with _lock:
         _open_blocks += 1
-        nn.Module._compiled_call_impl = _call
+        nn.Module._compiled_call_impl = _call_of_every_module  # type: ignore[assignment]
 
 
 def _close() -> None:

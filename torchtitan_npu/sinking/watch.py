@@ -71,7 +71,9 @@ class ModuleWatch:
 
 def _is_compiled(module: nn.Module) -> bool:
     dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds; without it nothing is compiled
-    return dynamo is not None and (isinstance(module, dynamo.OptimizedModule) or "_compiled_call_impl" in vars(module))
+    return dynamo is not None and (
+        isinstance(module, dynamo.OptimizedModule) or vars(module).get("_compiled_call_impl") is not None
+    )
 
 
 def require_no_global_hooks() -> None:
