@@ -6,11 +6,10 @@ python -m opspec.coverage --check    fails if the page is out of date (run by th
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 
 from opspec.adapter import Row, rows
+from opspec.page import write_or_check
 from opspec.table import ROOT, aclnn_ops, dtype_groups
 
 PAGE = ROOT.parent / "docs" / "op_coverage.md"
@@ -72,16 +71,5 @@ def page() -> str:
     return f"{text}\n## Further operators of cann_host\n\nFor other CANN clients: {listed}.\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m opspec.coverage", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if the page is out of date")
-    if parser.parse_args().check:
-        if not PAGE.exists() or PAGE.read_text() != page():
-            sys.exit(f"{PAGE} is out of date: run python -m opspec.coverage")
-    else:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page())
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check("opspec.coverage", __doc__, PAGE, page)

@@ -6,12 +6,11 @@ python -m opspec.npu_page --check    fails if the page is out of date (run by th
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 
 from opspec.npu import AUTOCAST, NpuOp, npu_ops
+from opspec.page import write_or_check
 from opspec.table import ROOT, dtype_groups
 
 PAGE = ROOT.parent / "docs" / "npu_operators.md"
@@ -83,15 +82,5 @@ def page() -> str:
     return text
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m opspec.npu_page", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if the page is out of date")
-    if parser.parse_args().check:
-        if not PAGE.exists() or PAGE.read_text() != page():
-            sys.exit(f"{PAGE} is out of date: run python -m opspec.npu_page")
-    else:
-        PAGE.write_text(page())
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check("opspec.npu_page", __doc__, PAGE, page)
