@@ -107,31 +107,8 @@ def test_models_elsewhere_are_left_alone() -> None:
 
 
 def test_unknown_converters_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no converters \['attention'\]; known: rms_norm"):
-        optimize(Block(), converters=["attention"])
-
-
-@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Bert", "ViT"])
-def test_models_of_transformers(architecture: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    if architecture == "ViT":
-        sizes |= {"image_size": 16, "patch_size": 8}
-    else:
-        sizes["vocab_size"] = 50
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{architecture}Config")(**sizes)
-    model = getattr(transformers, f"{architecture}Model")(config).eval().npu()
-    inputs = {"input_ids": torch.arange(12).view(1, 12).npu()}
-    if architecture == "ViT":
-        inputs = {"pixel_values": torch.randn(1, 3, 16, 16).npu()}
-    with torch.no_grad():
-        expected = model(**inputs).last_hidden_state
-        report = optimize(model)
-        actual = model(**inputs).last_hidden_state
-    kinds = {s.converter for s in report.swaps if s.kept}
-    assert kinds == ({"rms_norm", "gated_mlp"} if architecture in ("Llama", "Qwen2") else {"linear_activation"})
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"no converters \['layer_norm'\]; known: rms_norm"):
+        optimize(Block(), converters=["layer_norm"])
 
 
 class Residual(nn.Module):

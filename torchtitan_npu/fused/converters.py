@@ -6,38 +6,21 @@ what they were on random inputs is kept. Parameters stay where they are, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Forward = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Candidates for one module, which takes tensors of the shape ``sample``."""
-
-    swaps: Sequence[Mapping[nn.Module, Forward]]
-    sample: tuple[int, ...]
-    units: int = 16  # in the last place of float32 by which results may differ
-    half_units: int = 8  # the same for float16 and bfloat16
+from torchtitan_npu.fused.attention import attention, rotary_embedding
+from torchtitan_npu.fused.mixture import mixture_of_experts
+from torchtitan_npu.fused.offer import Converter, Forward, Offer, Refused
 
 
 def _of_rows(module: nn.Module, forwards: Sequence[Forward], features: int) -> Offer:
     """Candidates for a module that takes [..., features]."""
     return Offer([{module: f} for f in forwards], (2, 5, features))
-
-
-class Refused(Exception):
-    """A module that nearly fits. The message says what is missing."""
-
-
-# One converter: None where the module is nothing of its kind.
-Converter = Callable[[nn.Module], Offer | None]
 
 
 def _epsilon(module: nn.Module) -> float | None:
@@ -208,6 +191,9 @@ CONVERTERS: dict[str, Converter] = {
     "gated_mlp": gated_mlp,
     "linear_activation": linear_activation,
     "conv_batch_norm": conv_batch_norm,
+    "rotary_embedding": rotary_embedding,
+    "attention": attention,
+    "mixture_of_experts": mixture_of_experts,
 }
 
 
