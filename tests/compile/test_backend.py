@@ -351,3 +351,8 @@ def test_a_constant_like_a_tensor_in_memory() -> None:
 
 def test_two_passes_divide() -> None:
     check(lambda x: torch.softmax(x / 3, -1), torch.randn(5, 40))
+
+
+def test_padding_by_nothing_is_no_operator() -> None:
+    check(lambda x: F.pad(x, (0, 0, 0, 0)) * 2, torch.randn(3, 5))
+    assert reports()[0].passes["remove_redundant_copies"] == 1

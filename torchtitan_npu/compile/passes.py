@@ -116,10 +116,10 @@ def remove_redundant_views(graph: Graph) -> int:
 
 
 def remove_redundant_copies(graph: Graph) -> int:
-    """Clones that change no layout, and casts to the dtype that is there."""
+    """Clones that change no layout, casts to the dtype that is there, and padding by nothing."""
     removed = 0
     for node in list(graph.nodes):
-        if node.target not in (aten.clone.default, aten._to_copy.default, prims.convert_element_type.default):
+        if not _copies(node):
             continue
         before, after = tensor(node.args[0]), tensor(node)
         if before is None or after is None or not same_layout(before, after):
@@ -129,6 +129,13 @@ def remove_redundant_copies(graph: Graph) -> int:
         replace(node, node.args[0])
         removed += 1
     return removed
+
+
+def _copies(node: Node) -> bool:
+    """Whether the result has the values of the first argument, if it has its shape and dtype."""
+    if node.target is aten.constant_pad_nd.default:
+        return not any(node.args[1])  # type: ignore[arg-type]
+    return node.target in (aten.clone.default, aten._to_copy.default, prims.convert_element_type.default)
 
 
 def escapes(node: Node) -> bool:
