@@ -117,6 +117,7 @@ class AclnnOp:
     checks: tuple[str, ...]  # C++ calls of cann_host/opapi/checks.h, run in phase 1
     host: str | None  # C++ statement over the parameters; None: the function host::<name> is written by hand
     fast: str | None  # C++ bool expression over the descriptors, tried before `host`
+    max_workspace: bool  # aclnn…GetMaxWorkspaceSize exists, which captured graphs ask once for calls of any lengths
     family: str  # the file it stands in
     line: int
 
@@ -204,7 +205,7 @@ def aclnn_ops() -> dict[str, AclnnOp]:
     for path in sorted((ROOT / "aclnn").glob("*.yaml")):
         for row in yaml_rows(path):
             where = f"opspec/aclnn/{path.name}:{row['__line__']}"
-            known = {"aclnn", "dtypes", "shape", "check", "host", "fast", "__line__"}
+            known = {"aclnn", "dtypes", "shape", "check", "host", "fast", "max_workspace", "__line__"}
             if unknown := set(row) - known:
                 raise TableError(f"{where}: unknown keys {sorted(unknown)}; known: {sorted(known - {'__line__'})}")
             try:
@@ -214,7 +215,8 @@ def aclnn_ops() -> dict[str, AclnnOp]:
             if name in ops:
                 raise TableError(f"{where}: aclnn{name} stands in the table twice")
             host = row.get("host")
-            ops[name] = AclnnOp(name, params, _checks(row, params), host, row.get("fast"), path.stem, row["__line__"])
+            checks, most = _checks(row, params), row.get("max_workspace", False)
+            ops[name] = AclnnOp(name, params, checks, host, row.get("fast"), most, path.stem, row["__line__"])
     return ops
 
 

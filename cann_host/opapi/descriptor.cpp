@@ -42,10 +42,15 @@ const DtypeFacts& facts_of(aclDataType dtype) noexcept {
   return index < kTableSize ? kTable[index] : kUnknown;
 }
 
+aclError null_given() {
+  set_last_error("a descriptor, or where to put what is asked of it, is a null pointer");
+  return ACLNN_ERR_PARAM_NULLPTR;
+}
+
 /// Destroys the client's reference. Null is an error, as in CANN.
 template <class T>
 aclError destroy(const T* object) {
-  if (object == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  if (object == nullptr) return null_given();
   if (object->release()) delete object;
   return ACL_SUCCESS;
 }
@@ -64,6 +69,10 @@ Array* create_array(const T* values, uint64_t count) {
 /// A list takes over the client's reference of each element: destroying the list destroys them.
 template <class List, class Element>
 List* create_list(Element* const* elements, uint64_t count) {
+  if (elements == nullptr && count != 0) {
+    set_last_error("a list of " + std::to_string(count) + " elements was created from a null pointer");
+    return nullptr;
+  }
   auto* list = new List;
   list->values.reserve(count);
   for (uint64_t i = 0; i < count; ++i) {
@@ -92,7 +101,7 @@ int64_t reach(const aclTensor& tensor) {
 
 template <class Object, class T, class Read>
 aclError give(const Object* object, T* result, Read read) {
-  if (object == nullptr || result == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  if (object == nullptr || result == nullptr) return null_given();
   *result = read(*object);
   return ACL_SUCCESS;
 }
@@ -201,15 +210,15 @@ aclScalarList* aclCreateScalarList(const aclScalar* const* scalars, uint64_t cou
 aclError aclDestroyScalarList(const aclScalarList* list) { return cann_host::destroy(list); }
 
 aclError aclGetViewShape(const aclTensor* tensor, int64_t** sizes, uint64_t* rank) {
-  if (tensor == nullptr || sizes == nullptr || rank == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  if (tensor == nullptr || sizes == nullptr || rank == nullptr) return cann_host::null_given();
   return cann_host::give_extents(tensor->sizes, sizes, rank);
 }
 aclError aclGetViewStrides(const aclTensor* tensor, int64_t** strides, uint64_t* rank) {
-  if (tensor == nullptr || strides == nullptr || rank == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  if (tensor == nullptr || strides == nullptr || rank == nullptr) return cann_host::null_given();
   return cann_host::give_extents(tensor->strides, strides, rank);
 }
 aclError aclGetStorageShape(const aclTensor* tensor, int64_t** sizes, uint64_t* rank) {
-  if (tensor == nullptr || sizes == nullptr || rank == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  if (tensor == nullptr || sizes == nullptr || rank == nullptr) return cann_host::null_given();
   const int64_t elements = cann_host::reach(*tensor);
   return cann_host::give_extents(cann_host::Extents(&elements, 1), sizes, rank);
 }
@@ -226,7 +235,7 @@ aclError aclGetRawTensorAddr(const aclTensor* tensor, void** address) {
   return cann_host::give(tensor, address, [](const aclTensor& t) { return t.storage; });
 }
 aclError aclSetRawTensorAddr(aclTensor* tensor, void* address) {
-  if (tensor == nullptr) return ACLNN_ERR_PARAM_NULLPTR;
+  if (tensor == nullptr) return cann_host::null_given();
   tensor->storage = address;
   return ACL_SUCCESS;
 }

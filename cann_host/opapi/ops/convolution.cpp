@@ -1,13 +1,23 @@
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
+namespace {
+
+/// ATen's float16 convolutions round between the steps, and are slow where the processor has no float16
+/// arithmetic; oneDNN's bfloat16 ones do neither.
+at::Tensor exact(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf ? tensor.to(at::kFloat) : tensor;
+}
+
+}  // namespace
 
 void Convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                  at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                  at::IntArrayRef outputPadding, int64_t groups, at::Tensor& output, int8_t) {
   const Placement placement({output});
   assign(output,
-         at::convolution(input, weight, bias, stride, padding, dilation, transposed, outputPadding, groups));
+         at::convolution(exact(input), exact(weight), bias.has_value() ? std::optional(exact(*bias)) : bias,
+                         stride, padding, dilation, transposed, outputPadding, groups));
 }
 
 void ConvolutionBackward(const at::Tensor& gradOutput, const at::Tensor& input, const at::Tensor& weight,
@@ -20,8 +30,9 @@ void ConvolutionBackward(const at::Tensor& gradOutput, const at::Tensor& input, 
   const Placement placement(
       {detail::wanted(gradInput), detail::wanted(gradWeight), detail::wanted(gradBias)});
   assign(std::tie(gradInput, gradWeight, gradBias),
-         at::convolution_backward(gradOutput, input, weight, biasSizes, stride, padding, dilation, transposed,
-                                  outputPadding, groups, {outputMask[0], outputMask[1], outputMask[2]}));
+         at::convolution_backward(exact(gradOutput), exact(input), exact(weight), biasSizes, stride, padding,
+                                  dilation, transposed, outputPadding, groups,
+                                  {outputMask[0], outputMask[1], outputMask[2]}));
 }
 
 }  // namespace cann_host::host

@@ -111,4 +111,31 @@ void OneHot(const at::Tensor& self, int64_t numClasses, const at::Tensor& onValu
   out.copy_(at::where(hit, onValue.reshape({}), offValue.reshape({})));
 }
 
+void RepeatInterleaveGrad(const at::Tensor& yGrad, const at::Tensor& repeats, int64_t axis, at::Tensor& out) {
+  const auto source = at::repeat_interleave(repeats.to(at::kLong));
+  auto sum = at::zeros(out.sizes(), widened(out).options());
+  out.copy_(sum.index_add_(axis, source, widened(yGrad)));
+}
+
+void EmbeddingBag(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets,
+                  bool scaleGradByFreq, int64_t mode, bool sparse,
+                  const std::optional<at::Tensor>& perSampleWeights, bool includeLastOffset,
+                  int64_t paddingIdx, at::Tensor& output, at::Tensor& offset2bag, at::Tensor& bagSize,
+                  at::Tensor& maxIndices) {
+  const auto weights =
+      perSampleWeights.has_value() ? std::optional(widened(*perSampleWeights)) : std::nullopt;
+  const auto [sums, bags, counts, largest] =
+      at::_embedding_bag(widened(weight), indices.to(at::kLong), offsets.to(at::kLong), scaleGradByFreq, mode,
+                         sparse, weights, includeLastOffset, paddingIdx);
+  output.copy_(sums);
+  // Each implementation leaves out what its own gradient does not need; the client says by the shape what it
+  // wants.
+  const auto give = [](at::Tensor& out, const at::Tensor& value) {
+    if (out.sizes() == value.sizes()) out.copy_(value);
+  };
+  give(offset2bag, bags);
+  give(bagSize, counts);
+  give(maxIndices, largest);
+}
+
 }  // namespace cann_host::host

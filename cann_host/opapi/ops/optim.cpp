@@ -1,4 +1,5 @@
 #include <charconv>
+#include <cmath>
 
 #include "cann_host/opapi/fused.h"
 #include "opapi/host_functions.h"
@@ -91,6 +92,21 @@ void AmpUpdateScale(const at::Tensor& currentScale, const at::Tensor& growthTrac
   if (updatedGrowthTracker.data_ptr() != growthTracker.data_ptr()) updatedGrowthTracker.copy_(growthTracker);
   at::_amp_update_scale_(updatedScale, updatedGrowthTracker, foundInf, growthFactor, backoffFactor,
                          growthInterval);
+}
+
+void ApplyAdam(at::Tensor& varRef, at::Tensor& mRef, at::Tensor& vRef, const at::Tensor& beta1Power,
+               const at::Tensor& beta2Power, const at::Tensor& lr, const at::Tensor& beta1,
+               const at::Tensor& beta2, const at::Tensor& epsilon, const at::Tensor& grad, bool,
+               bool useNesterov) {
+  const double b1 = beta1.item<double>(), b2 = beta2.item<double>();
+  const auto g = widened(grad), m = widened(mRef) * b1 + g * (1 - b1),
+             v = widened(vRef) * b2 + g * g * (1 - b2);
+  const double rate =
+      lr.item<double>() * std::sqrt(1 - beta2Power.item<double>()) / (1 - beta1Power.item<double>());
+  const auto direction = useNesterov ? m * b1 + g * (1 - b1) : m;
+  varRef.copy_(widened(varRef) - rate * direction / (v.sqrt() + epsilon.item<double>()));
+  mRef.copy_(m);
+  vRef.copy_(v);
 }
 
 }  // namespace cann_host::host

@@ -228,4 +228,27 @@ void DequantSwigluQuant(const at::Tensor& x, const Optional& weightScale, const 
   scale.copy_(largest.view(scale.sizes()));
 }
 
+void FakeQuantPerTensorAffineCachemask(const at::Tensor& self, const at::Tensor& scale,
+                                       const at::Tensor& zeroPoint, float fakeQuantEnabled, int64_t quantMin,
+                                       int64_t quantMax, at::Tensor& out, at::Tensor& mask) {
+  if (fakeQuantEnabled == 0) {
+    out.copy_(self);
+    mask.fill_(true);
+    return;
+  }
+  const auto [values, inside] = at::fake_quantize_per_tensor_affine_cachemask(
+      widened(self), scale.item<double>(), zeroPoint.item<int64_t>(), quantMin, quantMax);
+  out.copy_(values);
+  mask.copy_(inside);
+}
+
+void FakeQuantPerChannelAffineCachemask(const at::Tensor& self, const at::Tensor& scale,
+                                        const at::Tensor& zeroPoint, int64_t axis, int64_t quantMin,
+                                        int64_t quantMax, at::Tensor& out, at::Tensor& mask) {
+  const auto [values, inside] = at::fake_quantize_per_channel_affine_cachemask(
+      widened(self), scale, zeroPoint, at::maybe_wrap_dim(axis, self.dim()), quantMin, quantMax);
+  out.copy_(values);
+  mask.copy_(inside);
+}
+
 }  // namespace cann_host::host

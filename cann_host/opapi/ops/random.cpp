@@ -192,4 +192,15 @@ void DropoutV3(const at::Tensor& input, const std::optional<at::Tensor>& optiona
   DropoutDoMask(input, maskOut, p, out);
 }
 
+void RReluWithNoise(const at::Tensor& self, at::Tensor& noise, const at::Scalar& lower,
+                    const at::Scalar& upper, bool training, int64_t seed, int64_t offset, at::Tensor& out) {
+  if (!training) {
+    at::leaky_relu_out(out, self, (lower.toDouble() + upper.toDouble()) / 2);
+    return;
+  }
+  fill(noise, Distribution::uniform, philox(seed, offset), lower.toDouble(), upper.toDouble());
+  noise.masked_fill_(self > 0, 1);
+  at::mul_out(out, self, noise);
+}
+
 }  // namespace cann_host::host
