@@ -1,12 +1,12 @@
-// The legacy operator interface (aclop): descriptors in full, and the one operator that clients cannot do
-// without.
+// The legacy operator interface (aclop): descriptors and attributes. The operators are libopapi's.
+#include <dlfcn.h>
+
+#include <atomic>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <string>
-#include <variant>
-#include <vector>
 
+#include "legacy.h"
 #include "memory.h"
 #include "stream.h"
 
@@ -16,59 +16,94 @@ struct aclDataBuffer {
 };
 
 struct aclTensorDesc {
-  aclDataType type;
-  std::vector<int64_t> dims;
-  aclFormat format;
+  cann_host::LegacyTensor tensor;
   std::string name;
   aclMemType place = ACL_MEMTYPE_DEVICE;
-  std::vector<char> constant;
 };
 
 struct aclopAttr {
-  using Value = std::variant<bool, int64_t, float, std::string, aclDataType, std::vector<uint8_t>,
-                             std::vector<int64_t>, std::vector<float>, std::vector<std::vector<int64_t>>>;
-  std::map<std::string, Value> values;
+  std::map<std::string, cann_host::LegacyAttribute> values;
 };
 
 namespace cann_host {
 namespace {
 
-class CopyBufferTask : public Task {
- public:
-  CopyBufferTask(const aclDataBuffer& from, const aclDataBuffer& to) : from_(from), to_(to) {}
-  aclError run() noexcept override {
-    std::memmove(to_.data, from_.data, from_.size);
-    return ACL_SUCCESS;
-  }
-  std::string describe() const override {
-    return "aclop Identity of " + std::to_string(from_.size) + " bytes";
-  }
+std::atomic<LegacyFactory> legacy_factory{nullptr};
 
- private:
-  aclDataBuffer from_, to_;
-};
-
-aclError execute(const char* type, int inputs, const aclDataBuffer* const* in, int outputs,
-                 aclDataBuffer* const* out, aclrtStream stream) {
-  require_pointer(type, "opType");
-  if (std::string(type) != "Identity") {
-    refuse(ACL_ERROR_OP_NOT_FOUND,
-           "the legacy operator %s is not implemented: cann_host has the aclnn operators and Identity", type);
+/// libopapi lies beside this library. A client that uses no other operators has not loaded it.
+LegacyFactory operators() {
+  if (LegacyFactory known = legacy_factory.load()) return known;
+  Dl_info here{};
+  dladdr(reinterpret_cast<void*>(&operators), &here);
+  std::string path(here.dli_fname);
+  path = path.substr(0, path.rfind('/') + 1) + "libopapi.so";
+  if (!dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    refuse(ACL_ERROR_OP_NOT_FOUND, "legacy operators are those of libopapi, which does not load: %s",
+           dlerror());
   }
-  if (inputs != 1 || outputs != 1) refuse(ACL_ERROR_INVALID_PARAM, "Identity has one input and one output");
-  require_pointer(in, "inputs");
-  require_pointer(out, "outputs");
-  require_pointer(in[0], "inputs[0]");
-  require_pointer(out[0], "outputs[0]");
-  if (in[0]->size > out[0]->size) {
-    refuse(ACL_ERROR_INVALID_PARAM, "the input has %zu bytes, the output %zu", in[0]->size, out[0]->size);
-  }
-  require_device_memory("inputs[0]", in[0]->data, in[0]->size);
-  require_device_memory("outputs[0]", out[0]->data, in[0]->size);
-  return stream_of(stream).submit(std::make_unique<CopyBufferTask>(*in[0], *out[0]));
+  return legacy_factory.load();
 }
 
-aclError set_attribute(const char* function, aclopAttr* attr, const char* name, aclopAttr::Value value) {
+LegacyTensor tensor_of(const std::string& argument, const aclTensorDesc* desc, const aclDataBuffer* buffer,
+                       bool is_output) {
+  require_pointer(desc, (argument + " (descriptor)").c_str());
+  LegacyTensor tensor = desc->tensor;
+  if (tensor.dtype == ACL_DT_UNDEFINED) return tensor;
+  require_pointer(buffer, (argument + " (buffer)").c_str());
+  tensor.data = buffer->data;
+  tensor.size = buffer->size;
+  if (!tensor.size) return tensor;
+  if (is_output || (desc->place == ACL_MEMTYPE_DEVICE && tensor.constant.empty())) {
+    require_device_memory(argument.c_str(), tensor.data, tensor.size);
+    return tensor;
+  }
+  // The client's memory lives no longer than the call.
+  if (tensor.constant.empty() && tensor.size) {
+    require_pointer(tensor.data, argument.c_str());
+    auto* bytes = static_cast<const char*>(tensor.data);
+    tensor.constant.assign(bytes, bytes + tensor.size);
+  }
+  tensor.size = tensor.constant.size();
+  return tensor;
+}
+
+std::vector<LegacyTensor> tensors_of(const char* argument, int count, const aclTensorDesc* const* descs,
+                                     const aclDataBuffer* const* buffers, bool are_outputs) {
+  if (count < 0) refuse(ACL_ERROR_INVALID_PARAM, "%s: there are %d; expected 0 or more", argument, count);
+  if (count) require_pointer(descs, argument), require_pointer(buffers, argument);
+  std::vector<LegacyTensor> tensors;
+  for (int i = 0; i < count; ++i) {
+    const std::string name = std::string(argument) + "[" + std::to_string(i) + "]";
+    tensors.push_back(tensor_of(name, descs[i], buffers[i], are_outputs));
+  }
+  return tensors;
+}
+
+LegacyCall call_of(const char* type, int inputs, const aclTensorDesc* const* input_descs,
+                   const aclDataBuffer* const* in, int outputs, const aclTensorDesc* const* output_descs,
+                   const aclDataBuffer* const* out, const aclopAttr* attributes) {
+  require_pointer(type, "opType");
+  LegacyCall call{type,
+                  tensors_of("inputs", inputs, input_descs, in, false),
+                  tensors_of("outputs", outputs, output_descs, out, true),
+                  {},
+                  std::make_shared<std::vector<std::vector<int64_t>>>()};
+  if (attributes) call.attributes = attributes->values;
+  for (const auto& tensor : call.outputs) call.found->push_back(tensor.dims);
+  return call;
+}
+
+aclError submit_call(LegacyCall call, aclrtStream stream) {
+  const std::string type = call.type;
+  auto task = operators()(std::move(call));
+  if (!task) {
+    refuse(ACL_ERROR_OP_NOT_FOUND, "cann_host has no legacy operator %s; use the aclnn operator",
+           type.c_str());
+  }
+  return stream_of(stream).submit(std::move(task));
+}
+
+aclError set_attribute(const char* function, aclopAttr* attr, const char* name, LegacyAttribute value) {
   return entry(function, [&] {
     require_pointer(attr, "attr");
     require_pointer(name, "attrName");
@@ -96,6 +131,9 @@ CompileOptions& compile_options() {
 }
 
 }  // namespace
+
+void provide_legacy_operators(LegacyFactory factory) { legacy_factory.store(factory); }
+
 }  // namespace cann_host
 
 using namespace cann_host;
@@ -139,17 +177,20 @@ size_t aclGetDataBufferSizeV2(const aclDataBuffer* buffer) { return buffer ? buf
 
 aclTensorDesc* aclCreateTensorDesc(aclDataType type, int count, const int64_t* dims, aclFormat format) {
   if (count < 0 || (count && !dims)) return nullptr;
-  return new aclTensorDesc{type, std::vector<int64_t>(dims, dims + count), format, {}};
+  const std::vector<int64_t> sizes(dims, dims + count);
+  return new aclTensorDesc{{type, sizes, sizes, format, format, nullptr, 0, {}}, {}};
 }
 
 void aclDestroyTensorDesc(const aclTensorDesc* desc) { delete desc; }
-aclDataType aclGetTensorDescType(const aclTensorDesc* desc) { return desc ? desc->type : ACL_DT_UNDEFINED; }
-aclFormat aclGetTensorDescFormat(const aclTensorDesc* desc) {
-  return desc ? desc->format : ACL_FORMAT_UNDEFINED;
+aclDataType aclGetTensorDescType(const aclTensorDesc* desc) {
+  return desc ? desc->tensor.dtype : ACL_DT_UNDEFINED;
 }
-size_t aclGetTensorDescNumDims(const aclTensorDesc* desc) { return desc ? desc->dims.size() : 0; }
+aclFormat aclGetTensorDescFormat(const aclTensorDesc* desc) {
+  return desc ? desc->tensor.storage_format : ACL_FORMAT_UNDEFINED;
+}
+size_t aclGetTensorDescNumDims(const aclTensorDesc* desc) { return desc ? desc->tensor.dims.size() : 0; }
 int64_t aclGetTensorDescDim(const aclTensorDesc* desc, size_t index) {
-  return desc && index < desc->dims.size() ? desc->dims[index] : -1;
+  return desc && index < desc->tensor.dims.size() ? desc->tensor.dims[index] : -1;
 }
 const char* aclGetTensorDescName(aclTensorDesc* desc) { return desc ? desc->name.c_str() : ""; }
 
@@ -157,10 +198,11 @@ aclError aclGetTensorDescDimV2(const aclTensorDesc* desc, size_t index, int64_t*
   return entry(__func__, [&] {
     require_pointer(desc, "desc");
     require_pointer(size, "dimSize");
-    if (index >= desc->dims.size()) {
-      refuse(ACL_ERROR_INVALID_PARAM, "index=%zu: the tensor has %zu dimensions", index, desc->dims.size());
+    if (index >= desc->tensor.dims.size()) {
+      refuse(ACL_ERROR_INVALID_PARAM, "index=%zu: the tensor has %zu dimensions", index,
+             desc->tensor.dims.size());
     }
-    *size = desc->dims[index];
+    *size = desc->tensor.dims[index];
   });
 }
 
@@ -171,7 +213,7 @@ void aclSetTensorDescName(aclTensorDesc* desc, const char* name) {
 aclError aclSetTensorFormat(aclTensorDesc* desc, aclFormat format) {
   return entry(__func__, [&] {
     require_pointer(desc, "desc");
-    desc->format = format;
+    desc->tensor.storage_format = format;
   });
 }
 
@@ -180,7 +222,7 @@ aclError aclSetTensorShape(aclTensorDesc* desc, int count, const int64_t* dims) 
     require_pointer(desc, "desc");
     if (count < 0) refuse(ACL_ERROR_INVALID_PARAM, "numDims=%d: expected 0 or more", count);
     if (count) require_pointer(dims, "dims");
-    desc->dims.assign(dims, dims + count);
+    desc->tensor.storage_dims.assign(dims, dims + count);
   });
 }
 
@@ -196,7 +238,7 @@ aclError aclSetTensorConst(aclTensorDesc* desc, void* data, size_t length) {
     require_pointer(desc, "desc");
     require_pointer(data, "dataBuffer");
     auto* bytes = static_cast<const char*>(data);
-    desc->constant.assign(bytes, bytes + length);
+    desc->tensor.constant.assign(bytes, bytes + length);
   });
 }
 
@@ -236,20 +278,37 @@ aclError aclopSetAttrListListInt(aclopAttr* attr, const char* name, int count, c
     if (count < 0) refuse(ACL_ERROR_INVALID_PARAM, "numLists=%d: expected 0 or more", count);
     if (count) require_pointer(counts, "numValues"), require_pointer(values, "values");
     std::vector<std::vector<int64_t>> lists;
-    for (int i = 0; i < count; ++i) lists.emplace_back(values[i], values[i] + counts[i]);
+    for (int i = 0; i < count; ++i) {
+      if (counts[i] < 0)
+        refuse(ACL_ERROR_INVALID_PARAM, "numValues[%d]=%d: expected 0 or more", i, counts[i]);
+      if (counts[i]) require_pointer(values[i], "values[i]");
+      lists.emplace_back(values[i], values[i] + counts[i]);
+    }
     return set_attribute("aclopSetAttrListListInt", attr, name, std::move(lists));
   });
 }
 
-aclError aclopCompileAndExecute(const char* type, int inputs, const aclTensorDesc* const*,
-                                const aclDataBuffer* const in[], int outputs, const aclTensorDesc* const*,
-                                aclDataBuffer* const out[], const aclopAttr*, aclopEngineType,
-                                aclopCompileType, const char*, aclrtStream stream) {
-  return entry(__func__, [&] { return execute(type, inputs, in, outputs, out, stream); });
+aclError aclopCompileAndExecute(const char* type, int inputs, const aclTensorDesc* const input_descs[],
+                                const aclDataBuffer* const in[], int outputs,
+                                const aclTensorDesc* const output_descs[], aclDataBuffer* const out[],
+                                const aclopAttr* attr, aclopEngineType, aclopCompileType, const char*,
+                                aclrtStream stream) {
+  return entry(__func__, [&] {
+    return submit_call(call_of(type, inputs, input_descs, in, outputs, output_descs, out, attr), stream);
+  });
 }
 
-aclError aclopCompileAndExecuteV2(const char* type, int inputs, aclTensorDesc**, aclDataBuffer* in[],
-                                  int outputs, aclTensorDesc**, aclDataBuffer* out[], aclopAttr*,
-                                  aclopEngineType, aclopCompileType, const char*, aclrtStream stream) {
-  return entry(__func__, [&] { return execute(type, inputs, in, outputs, out, stream); });
+// This one waits, and tells the shapes that the operator found.
+aclError aclopCompileAndExecuteV2(const char* type, int inputs, aclTensorDesc* input_descs[],
+                                  aclDataBuffer* in[], int outputs, aclTensorDesc* output_descs[],
+                                  aclDataBuffer* out[], aclopAttr* attr, aclopEngineType, aclopCompileType,
+                                  const char*, aclrtStream stream) {
+  return entry(__func__, [&]() -> aclError {
+    LegacyCall call = call_of(type, inputs, input_descs, in, outputs, output_descs, out, attr);
+    const auto found = call.found;
+    if (aclError code = submit_call(std::move(call), stream)) return code;
+    stream_of(stream).synchronize({});
+    for (size_t i = 0; i < found->size(); ++i) output_descs[i]->tensor.dims = (*found)[i];
+    return ACL_SUCCESS;
+  });
 }

@@ -1,0 +1,114 @@
+// Reductions, sorting and moments.
+#include "cann_host/opapi/legacy/operators.h"
+
+namespace cann_host::legacy {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+using Reduction = at::Tensor (*)(const at::Tensor&, at::IntArrayRef dims, bool keep);
+
+/// Dimensions come in an input; none of them means all.
+template <Reduction f>
+void reduce(const Arguments& a) {
+  const auto x = a.wide(0);
+  Sizes dims = a.list(1);
+  if (dims.empty()) {
+    for (int64_t i = 0; i < x.dim(); ++i) dims.push_back(i);
+  }
+  a.set(0, dims.empty() ? x : f(x, dims, a.flag("keep_dims")));
+}
+
+at::Tensor sum(const at::Tensor& x, at::IntArrayRef dims, bool keep) { return x.sum(dims, keep); }
+at::Tensor mean(const at::Tensor& x, at::IntArrayRef dims, bool keep) { return x.mean(dims, keep); }
+at::Tensor largest(const at::Tensor& x, at::IntArrayRef dims, bool keep) { return x.amax(dims, keep); }
+at::Tensor smallest(const at::Tensor& x, at::IntArrayRef dims, bool keep) { return x.amin(dims, keep); }
+at::Tensor all(const at::Tensor& x, at::IntArrayRef dims, bool keep) { return x.all(dims, keep); }
+at::Tensor any(const at::Tensor& x, at::IntArrayRef dims, bool keep) { return x.any(dims, keep); }
+at::Tensor log_sum_exp(const at::Tensor& x, at::IntArrayRef dims, bool keep) {
+  return x.logsumexp(dims, keep);
+}
+
+at::Tensor product(const at::Tensor& x, at::IntArrayRef dims, bool keep) {
+  Sizes descending = dims.vec();
+  for (int64_t& dim : descending) dim = at::maybe_wrap_dim(dim, x.dim());
+  std::sort(descending.rbegin(), descending.rend());
+  auto result = x;
+  for (int64_t dim : descending) result = result.prod(dim, keep);
+  return result;
+}
+
+/// Outputs: indices, values.
+template <bool is_max>
+void extreme_with_index(const Arguments& a) {
+  const auto dim = a.attribute<int64_t>("dimension");
+  const bool keep = a.flag("keep_dims");
+  const auto [values, indices] = is_max ? a[0].max(dim, keep) : a[0].min(dim, keep);
+  a.set(0, indices);
+  a.set(1, values);
+}
+
+void sort(const Arguments& a) {
+  const auto [values, indices] = a[0].sort(a.attribute<int64_t>("axis", -1), a.flag("descending"));
+  a.set(0, values);
+  a.set(1, indices);
+}
+
+void sort_values(const Arguments& a) {
+  a.set(0, std::get<0>(a[0].sort(a.attribute<int64_t>("axis", -1), a.flag("descending"))));
+}
+
+/// Inputs: tensor, dimension. Outputs: distinct slices, where each was first, how often, and which of them
+/// each slice is.
+void unique_slices(const Arguments& a) {
+  const auto x = a[0];
+  const int64_t dim = a.list(1).at(0);
+  const auto [values, inverse, counts] = at::unique_dim(x, dim, true, true, true);
+  const int64_t n = x.size(dim);
+  const auto first = at::full({values.size(dim)}, n, at::kLong)
+                         .scatter_reduce(0, inverse, at::arange(n, at::kLong), "amin", true);
+  a.set_found(0, values);
+  a.set_found(1, first);
+  a.set_found(2, counts);
+  a.set_found(3, inverse);
+}
+
+/// Outputs: y, mean, 1 / standard deviation, over the dimensions from begin_norm_axis on.
+void layer_norm(const Arguments& a) {
+  const auto x = a.wide(0);
+  const auto axis = at::maybe_wrap_dim(a.attribute<int64_t>("begin_norm_axis", 0), x.dim());
+  const auto [y, average, scale] = at::native_layer_norm(x, x.sizes().slice(axis), a.optional(1),
+                                                         a.optional(2), a.attribute<float>("epsilon"));
+  a.set(0, y);
+  a.set(1, average);
+  a.set(2, scale);
+}
+
+}  // namespace
+
+Table reduction_operators() {
+  return {
+      {"ReduceSum", reduce<sum>},
+      {"ReduceMean", reduce<mean>},
+      {"ReduceMax", reduce<largest>},
+      {"ReduceMin", reduce<smallest>},
+      {"ReduceProd", reduce<product>},
+      {"ReduceAll", reduce<all>},
+      {"ReduceAny", reduce<any>},
+      {"ReduceLogSumExp", reduce<log_sum_exp>},
+      {"ArgMaxWithValue", extreme_with_index<true>},
+      {"ArgMinWithValue", extreme_with_index<false>},
+      {"ArgMaxV2", [](const Arguments& a) { a.set(0, a[0].argmax(a.list(1).at(0), a.flag("keep_dims"))); }},
+      {"ArgMin", [](const Arguments& a) { a.set(0, a[0].argmin(a.list(1).at(0), a.flag("keep_dims"))); }},
+      {"Sort", sort},
+      {"SortV2", sort_values},
+      {"LayerNormV3", layer_norm},
+      {"NonZero",
+       [](const Arguments& a) {
+         const auto found = a[0].nonzero();
+         a.set_found(0, a.flag("transpose") ? found.t() : found);
+       }},
+      {"UniqueWithCountsExt2", unique_slices},
+  };
+}
+
+}  // namespace cann_host::legacy

@@ -1,0 +1,339 @@
+"""Legacy operators (aclop): called as a C client calls them, against ATen on the CPU."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+from typing import Any
+
+import operator_client
+import pytest
+import torch
+import torch.nn.functional as F
+from tolerance import assert_close
+
+import cann_host
+
+acl = c.CDLL(str(cann_host.library()))
+for name in ("aclCreateTensorDesc", "aclCreateDataBuffer", "aclopCreateAttr"):
+    getattr(acl, name).restype = c.c_void_p
+acl.aclGetRecentErrMsg.restype = c.c_char_p
+
+ND, NC1HWC0, FRACTAL_Z, FRACTAL_NZ, NDC1HWC0, FRACTAL_Z_3D = 2, 3, 4, 29, 32, 33
+
+
+def check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"{code}: {(acl.aclGetRecentErrMsg() or b'').decode()}")
+
+
+class Buffer:
+    """Device memory that a tensor lies in, in some format."""
+
+    def __init__(self, dims: Sequence[int], dtype: torch.dtype, form: int = ND, storage: Sequence[int] = ()) -> None:
+        self.dtype, self.dims, self.form = dtype, tuple(dims), form
+        self.storage_dims = tuple(storage) if storage else self.dims
+        self.size = max(torch.Size(self.storage_dims).numel(), 1) * dtype.itemsize
+        self.pointer = c.c_void_p()
+        check(acl.aclrtMalloc(c.byref(self.pointer), c.c_size_t(self.size), 0))
+        self.raw = (c.c_byte * self.size).from_address(self.pointer.value)
+        self.buffer = c.c_void_p(acl.aclCreateDataBuffer(self.pointer, c.c_size_t(self.size)))
+        sizes = (c.c_int64 * max(len(self.dims), 1))(*self.dims)
+        code = operator_client.acl_dtype(dtype)
+        self.desc = c.c_void_p(acl.aclCreateTensorDesc(code, len(self.dims), sizes, ND))
+        check(acl.aclSetTensorFormat(self.desc, form))
+        storage_sizes = (c.c_int64 * max(len(self.storage_dims), 1))(*self.storage_dims)
+        check(acl.aclSetTensorShape(self.desc, len(self.storage_dims), storage_sizes))
+
+    def stored(self) -> torch.Tensor:
+        count = torch.Size(self.storage_dims).numel()
+        if not count:
+            return torch.empty(self.storage_dims, dtype=self.dtype)
+        return torch.frombuffer(self.raw, dtype=self.dtype, count=count).view(self.storage_dims)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Buffer:
+        buffer = cls(tensor.shape, tensor.dtype)
+        buffer.stored().copy_(tensor)
+        return buffer
+
+    def found_shape(self) -> tuple[int, ...]:
+        sizes = []
+        for i in range(acl.aclGetTensorDescNumDims(self.desc)):
+            size = c.c_int64()
+            check(acl.aclGetTensorDescDimV2(self.desc, c.c_size_t(i), c.byref(size)))
+            sizes.append(size.value)
+        return tuple(sizes)
+
+
+def attributes(values: dict[str, Any]) -> c.c_void_p:
+    attr = c.c_void_p(acl.aclopCreateAttr())
+    for key, value in values.items():
+        name = key.encode()
+        if isinstance(value, bool):
+            check(acl.aclopSetAttrBool(attr, name, c.c_uint8(value)))
+        elif isinstance(value, int):
+            check(acl.aclopSetAttrInt(attr, name, c.c_int64(value)))
+        elif isinstance(value, float):
+            check(acl.aclopSetAttrFloat(attr, name, c.c_float(value)))
+        elif isinstance(value, str):
+            check(acl.aclopSetAttrString(attr, name, value.encode()))
+        else:
+            check(acl.aclopSetAttrListInt(attr, name, len(value), (c.c_int64 * len(value))(*value)))
+    return attr
+
+
+def run(op: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer], *, sync: bool = False, **attrs: Any) -> None:
+    def handles(values: Sequence[Any]) -> Any:
+        return (c.c_void_p * max(len(values), 1))(*[v.value for v in values])
+
+    execute = acl.aclopCompileAndExecuteV2 if sync else acl.aclopCompileAndExecute
+    attr = attributes(attrs)
+    check(
+        execute(
+            op.encode(),
+            len(inputs),
+            handles([b.desc for b in inputs]),
+            handles([b.buffer for b in inputs]),
+            len(outputs),
+            handles([b.desc for b in outputs]),
+            handles([b.buffer for b in outputs]),
+            attr,
+            0,
+            0,
+            None,
+            None,
+        )
+    )
+    acl.aclopDestroyAttr(attr)
+    check(acl.aclrtSynchronizeStream(None))
+
+
+def call(op: str, *tensors: torch.Tensor, like: torch.Tensor, **attrs: Any) -> torch.Tensor:
+    out = Buffer(like.shape, like.dtype)
+    run(op, [Buffer.of(t) for t in tensors], [out], **attrs)
+    return out.stored()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+UNARY = {
+    "Abs": torch.abs,
+    "Exp": torch.exp,
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "Relu": torch.relu,
+    "Mish": F.mish,
+    "Swish": F.silu,
+    "Erf": torch.erf,
+    "Floor": torch.floor,
+    "Square": torch.square,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("op", UNARY)
+def test_unary(op: str, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 7, dtype=dtype)
+    x[0, 0], x[0, 1] = float("nan"), float("inf")
+    expected = UNARY[op](x.float()).to(dtype)
+    assert_close(call(op, x, like=x), expected)
+    assert call(op, x[:0], like=x[:0]).shape == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [
+        ("Add", torch.add),
+        ("Sub", torch.sub),
+        ("Mul", torch.mul),
+        ("RealDiv", torch.div),
+        ("Maximum", torch.maximum),
+        ("Pow", torch.pow),
+        ("FloorMod", torch.remainder),
+    ],
+)
+def test_binary_broadcasts(op: str, function: Any) -> None:
+    x, y = torch.rand(3, 1, 5) + 0.5, torch.rand(4, 5) + 0.5
+    expected = function(x, y)
+    assert_close(call(op, x, y, like=expected), expected)
+
+
+def test_comparison() -> None:
+    x, y = torch.randn(5, 9), torch.randn(9)
+    assert torch.equal(call("Less", x, y, like=torch.empty(5, 9, dtype=torch.bool)), x < y)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_matmul(first: bool, second: bool) -> None:
+    x, y, bias = torch.randn(5, 7), torch.randn(7, 3), torch.randn(3)
+    expected = x @ y + bias
+    a, b = x.t().contiguous() if first else x, y.t().contiguous() if second else y
+    actual = call("MatMul", a, b, bias, like=expected, transpose_x1=first, transpose_x2=second)
+    assert_close(actual, expected, terms=7)
+
+
+def test_convolution() -> None:
+    x, weight, bias = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 3), torch.randn(6)
+    expected = F.conv2d(x, weight, bias, stride=2, padding=(1, 2), groups=2)
+    lists = {"strides": (1, 1, 2, 2), "dilations": (1, 1, 1, 1), "pads": (1, 1, 2, 2), "groups": 2}
+    assert_close(call("Conv2D", x, weight, bias, like=expected, **lists), expected, terms=18)
+    sizes, grad = torch.tensor(x.shape, dtype=torch.int32), torch.randn_like(expected)
+    dx, dw, _ = torch.ops.aten.convolution_backward(
+        grad, x, weight, [6], [2, 2], [1, 2], [1, 1], False, [0, 0], 2, [True, True, True]
+    )
+    assert_close(call("Conv2DBackpropInput", sizes, weight, grad, like=x, **lists), dx, terms=27)
+    weight_sizes = torch.tensor(weight.shape, dtype=torch.int32)
+    assert_close(call("Conv2DBackpropFilter", x, weight_sizes, grad, like=weight, **lists), dw, terms=40)
+
+
+def test_reductions() -> None:
+    x, dims = torch.randn(3, 4, 5), torch.tensor([0, 2])
+    assert_close(call("ReduceSum", x, dims, like=torch.empty(4)), x.sum((0, 2)), terms=15)
+    assert_close(call("ReduceMax", x, dims, like=torch.empty(1, 4, 1), keep_dims=True), x.amax((0, 2), True))
+    values, indices = Buffer((3, 5), torch.float32), Buffer((3, 5), torch.int32)
+    run("ArgMaxWithValue", [Buffer.of(x)], [indices, values], dimension=1, keep_dims=False)
+    expected = x.max(1)
+    assert torch.equal(values.stored(), expected.values)
+    assert torch.equal(indices.stored().long(), expected.indices)
+
+
+def test_shapes() -> None:
+    x = torch.arange(24.0).view(2, 3, 4)
+    offsets, sizes = torch.tensor([0, 1, 2]), torch.tensor([2, -1, 2])
+    assert torch.equal(call("Slice", x, offsets, sizes, like=torch.empty(2, 2, 2)), x[:, 1:, 2:])
+    assert torch.equal(call("Transpose", x, torch.tensor([2, 0, 1]), like=torch.empty(4, 2, 3)), x.permute(2, 0, 1))
+    padded = F.pad(x, (1, 0, 0, 2))
+    assert torch.equal(call("Pad", x, torch.tensor([0, 0, 0, 2, 1, 0]), like=padded), padded)
+    swapped = call("ConfusionTransposeD", x, like=torch.empty(4, 6), perm=(2, 0, 1), shape=(4, 6), transpose_first=True)
+    assert torch.equal(swapped, x.permute(2, 0, 1).reshape(4, 6))
+
+
+def test_bits_of_signs() -> None:
+    x = torch.tensor([1.0, -1, 0, 2, -3, -4, 5, 6, -7])
+    packed = call("SignBitsPack", x, like=torch.empty(1, 2, dtype=torch.uint8), size=1)
+    assert packed.tolist() == [[0b11001101, 0]]
+    unpacked = call("SignBitsUnpack", packed, like=torch.empty(1, 16), size=1)
+    assert unpacked[0, :9].tolist() == [1, -1, 1, 1, -1, -1, 1, 1, -1]
+
+
+def test_shapes_that_operators_find() -> None:
+    x = torch.tensor([[1.0, 0], [0, 2], [1, 0]])
+    out = Buffer((6, 2), torch.int64)
+    run("NonZero", [Buffer.of(x)], [out], sync=True)
+    assert out.found_shape() == (3, 2)
+    assert out.stored()[:3].tolist() == [[0, 0], [1, 1], [2, 0]]
+    values, first, counts, inverse = (Buffer(s, d) for s, d in [((3, 2), torch.float32), *[((3,), torch.int64)] * 3])
+    run(
+        "UniqueWithCountsExt2",
+        [Buffer.of(x), Buffer.of(torch.tensor([0]))],
+        [values, first, counts, inverse],
+        sync=True,
+    )
+    assert values.found_shape() == (2, 2)
+    assert counts.stored()[:2].tolist() == [1, 2]
+    assert first.stored()[:2].tolist() == [1, 0]
+    assert inverse.stored().tolist() == [1, 0, 1]
+
+
+def boxes(n: int) -> torch.Tensor:
+    corner = torch.rand(2, n) * 10
+    return torch.cat([corner, corner + torch.rand(2, n) * 5 + 0.5])
+
+
+def giou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    low, high = torch.maximum(a[:2], b[:2]), torch.minimum(a[2:], b[2:])
+    inter = (high - low).clamp(0).prod(0)
+    union = (a[2:] - a[:2]).prod(0) + (b[2:] - b[:2]).prod(0) - inter
+    around = (torch.maximum(a[2:], b[2:]) - torch.minimum(a[:2], b[:2])).prod(0)
+    return inter / union - (around - union) / around
+
+
+def test_boxes_and_their_gradients() -> None:
+    a, b, grad = boxes(6).requires_grad_(), boxes(6).requires_grad_(), torch.randn(1, 6)
+    expected = giou(a, b)
+    kind = {"trans": False, "is_cross": False, "mode": "iou"}
+    assert_close(call("GIoU", a.detach(), b.detach(), like=torch.empty(1, 6), **kind)[0], expected.detach(), terms=8)
+    expected.backward(grad[0])
+    da, db = Buffer((4, 6), torch.float32), Buffer((4, 6), torch.float32)
+    run("GIoUGrad", [Buffer.of(t.detach()) for t in (grad, a, b)], [da, db], **kind)
+    assert_close(da.stored(), a.grad, terms=64)
+    assert_close(db.stored(), b.grad, terms=64)
+
+
+def test_random_numbers_follow_seed_and_offset() -> None:
+    def draw(seed: int, offset: int) -> torch.Tensor:
+        size, key = torch.tensor([1000]), torch.tensor([seed])
+        counter, algorithm = torch.tensor([0, offset]), torch.tensor(1, dtype=torch.int32)
+        return call("StatelessRandomNormalV2", size, key, counter, algorithm, like=torch.empty(1000)).clone()
+
+    first = draw(3, 0)
+    assert torch.equal(draw(3, 0), first)
+    assert not torch.equal(draw(3, 8), first)
+    assert not torch.equal(draw(4, 0), first)
+    assert abs(first.mean()) < 0.2
+
+
+FORMATS = [
+    (FRACTAL_NZ, (5, 18, 33), (5, 3, 2, 16, 16)),
+    (FRACTAL_NZ, (7,), (1, 1, 16, 16)),
+    (NC1HWC0, (2, 18, 3, 4), (2, 2, 3, 4, 16)),
+    (FRACTAL_Z, (18, 20, 3, 2), (2 * 3 * 2, 2, 16, 16)),
+    (NDC1HWC0, (2, 18, 2, 3, 4), (2, 2, 2, 3, 4, 16)),
+    (FRACTAL_Z_3D, (18, 20, 2, 3, 2), (2 * 2 * 3 * 2, 2, 16, 16)),
+]
+
+
+@pytest.mark.parametrize(("form", "dims", "storage"), FORMATS)
+def test_formats_there_and_back(form: int, dims: tuple[int, ...], storage: tuple[int, ...]) -> None:
+    x = torch.randn(dims, dtype=torch.float16)
+    inner, back = Buffer(dims, x.dtype, form, storage), Buffer.of(torch.zeros_like(x))
+    run("Identity", [Buffer.of(x)], [inner])
+    assert not torch.equal(inner.stored().flatten()[: x.numel()], x.flatten())
+    assert torch.equal(inner.stored().float().sum(), x.double().sum().float()) or inner.stored().numel() > x.numel()
+    run("Identity", [inner], [back])
+    assert torch.equal(back.stored(), x)
+
+
+def test_where_elements_lie_in_a_format() -> None:
+    x = torch.arange(20 * 18.0).view(20, 18)
+    inner = Buffer((20, 18), x.dtype, FRACTAL_NZ, (2, 2, 16, 16))
+    run("TransData", [Buffer.of(x)], [inner])
+    assert inner.stored()[1, 1, 3, 1] == x[19, 17]
+    assert inner.stored()[1, 1, 4:].eq(0).all()  # filled up with zeros
+    image = torch.arange(2 * 18 * 3 * 4.0).view(2, 18, 3, 4)
+    inner = Buffer(image.shape, x.dtype, NC1HWC0, (2, 2, 3, 4, 16))
+    run("TransData", [Buffer.of(image)], [inner])
+    assert inner.stored()[1, 1, 2, 3, 1] == image[1, 17, 2, 3]
+
+
+def test_matmul_of_internal_formats() -> None:
+    x, y = torch.randn(17, 20), torch.randn(20, 5)
+    packed = [
+        Buffer((17, 20), x.dtype, FRACTAL_NZ, (2, 2, 16, 16)),
+        Buffer((20, 5), x.dtype, FRACTAL_NZ, (1, 2, 16, 16)),
+    ]
+    for plain, buffer in zip((x, y), packed, strict=True):
+        run("Identity", [Buffer.of(plain)], [buffer])
+    out, plain = Buffer((17, 5), x.dtype, FRACTAL_NZ, (1, 2, 16, 16)), Buffer((17, 5), x.dtype)
+    run("MatMul", packed, [out], transpose_x1=False, transpose_x2=False)
+    run("Identity", [out], [plain])
+    assert_close(plain.stored(), x @ y, terms=20)
+
+
+def test_refusals_name_the_operator() -> None:
+    x = torch.randn(3)
+    with pytest.raises(RuntimeError, match="no legacy operator NoSuchOperator"):
+        call("NoSuchOperator", x, like=x)
+    with pytest.raises(RuntimeError, match=r"legacy Slice\(float32\[3\]\): input 1 is missing"):
+        call("Slice", x, like=x)
+    with pytest.raises(RuntimeError, match="attribute alpha is missing"):
+        call("AxpyWithSoftmaxAndDropOutDoMask", x, x, x, like=x)
+    short = Buffer((3,), torch.float32, FRACTAL_NZ, (9, 9, 16, 16))
+    short.storage_dims = (3,)
+    with pytest.raises(RuntimeError, match=r"internal format|shape"):
+        run("Add", [Buffer.of(x), Buffer.of(x)], [short])
