@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include <cann/hal.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -141,6 +142,13 @@ aclError aclrtGetDeviceCount(uint32_t* count) {
     require_pointer(count, "count");
     require_valid_settings();
     *count = device_count();
+  });
+}
+
+int32_t drvGetDevNum(uint32_t* count) {
+  return entry(__func__, [&] {
+    require_pointer(count, "count");
+    *count = settings().physical_devices;
   });
 }
 

@@ -99,6 +99,7 @@ bool is_pinned(const void* address) { return memory_map().find(address).has_valu
 namespace {
 
 constexpr size_t alignment = 512;
+constexpr size_t page = 4096;
 constexpr size_t huge_page = size_t{2} << 20;
 
 struct Block {
@@ -124,9 +125,9 @@ Block map_block(size_t size) {
   return {address, [=] { munmap(address, size); }};
 }
 
-Block allocate_block(size_t size) {
+Block allocate_block(size_t size, size_t unit) {
   if (size >= huge_page) return map_block(size);
-  void* address = std::aligned_alloc(alignment, rounded_up(size, alignment));
+  void* address = std::aligned_alloc(unit, rounded_up(size, unit));
   return {address, [=] { std::free(address); }};
 }
 
@@ -144,7 +145,7 @@ aclError malloc_device(const char* function, void** pointer, size_t size) {
     require_size(size);
     size_t taken = rounded_up(size, alignment);
     device.take_memory(taken);
-    Block block = allocate_block(taken);
+    Block block = allocate_block(taken, alignment);
     if (!block.address) {
       device.give_memory(taken);
       refuse(ACL_ERROR_RT_MEMORY_ALLOCATION, "the host has no %zu bytes for device %d", taken, device.id);
@@ -160,7 +161,7 @@ void malloc_host(void** pointer, size_t size) {
   *pointer = nullptr;
   Device& device = current_device();
   require_size(size);
-  Block block = allocate_block(size);
+  Block block = allocate_block(size, page);  // clients map its pages for the device
   if (!block.address) refuse(ACL_ERROR_RT_MEMORY_ALLOCATION, "the host has no %zu bytes", size);
   memory_map().add({reinterpret_cast<uintptr_t>(block.address), size, Place::host, &device, block.release});
   *pointer = block.address;
@@ -296,7 +297,7 @@ aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attr
     bool on_device = range->place == Place::device;
     attributes->location.type = on_device ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_HOST;
     attributes->location.id = on_device ? static_cast<uint32_t>(range->device->id) : 0;
-    attributes->pageSize = range->size >= huge_page ? huge_page : 4096;
+    attributes->pageSize = range->size >= huge_page ? huge_page : page;
   });
 }
 

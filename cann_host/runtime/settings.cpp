@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -77,7 +79,8 @@ class Reader {
  public:
   Settings read() {
     s_.soc = soc(variable("CANN_HOST_SOC", "Ascend910B3"));
-    s_.devices = visible(number("CANN_HOST_DEVICES", 1));
+    s_.physical_devices = number("CANN_HOST_DEVICES", 1);
+    s_.devices = visible(s_.physical_devices);
     s_.device_memory = memory();
     s_.asynchronous = number("CANN_HOST_ASYNC", 0) != 0;
     s_.delay_us = number("CANN_HOST_DELAY_US", 0);
@@ -121,7 +124,8 @@ class Reader {
     return bytes.value_or(share);
   }
 
-  /// As with CUDA_VISIBLE_DEVICES, the list ends at the first id that does not exist.
+  /// As CANN reads it: the list ends at the first character that is neither a digit nor a comma, and at the
+  /// first id that does not exist; the ids ascend.
   std::vector<int32_t> visible(uint32_t count) {
     constexpr uint32_t limit = 64;
     if (count > limit) {
@@ -134,14 +138,20 @@ class Reader {
       for (uint32_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(i));
       return ids;
     }
-    std::istringstream stream(list);
+    const std::string read = std::string(list).substr(0, std::strspn(list, "0123456789,"));
+    if (read != list) {
+      std::fprintf(stderr, "[cann_host] of ASCEND_RT_VISIBLE_DEVICES=%s only \"%s\" counts, as in CANN\n",
+                   list, read.c_str());
+    }
+    std::istringstream stream(read);
     for (std::string item; std::getline(stream, item, ',');) {
       auto id = whole_number<int32_t>(item);
-      if (!id || std::count(ids.begin(), ids.end(), *id)) {
-        complain("ASCEND_RT_VISIBLE_DEVICES", list, "different device ids with commas between, such as 0,1");
+      if (!id || (!ids.empty() && *id <= ids.back())) {
+        complain("ASCEND_RT_VISIBLE_DEVICES", list, "ascending device ids with commas between, such as 0,1");
+        ids.clear();
         break;
       }
-      if (*id < 0 || *id >= static_cast<int32_t>(count)) break;
+      if (*id >= static_cast<int32_t>(count)) break;
       ids.push_back(*id);
     }
     return ids;

@@ -20,12 +20,13 @@ struct Soc {
 struct Settings {
   Soc soc;  // CANN_HOST_SOC
   std::vector<int32_t>
-      devices;           // logical -> physical: CANN_HOST_DEVICES filtered by ASCEND_RT_VISIBLE_DEVICES
-  size_t device_memory;  // bytes of one device: CANN_HOST_MEMORY
-  bool asynchronous;     // CANN_HOST_ASYNC
-  uint32_t delay_us;     // CANN_HOST_DELAY_US
-  bool trace;            // CANN_HOST_TRACE
-  std::string problem;   // what is wrong with them; empty if nothing is
+      devices;                // logical -> physical: CANN_HOST_DEVICES filtered by ASCEND_RT_VISIBLE_DEVICES
+  uint32_t physical_devices;  // CANN_HOST_DEVICES
+  size_t device_memory;       // bytes of one device: CANN_HOST_MEMORY
+  bool asynchronous;          // CANN_HOST_ASYNC
+  uint32_t delay_us;          // CANN_HOST_DELAY_US
+  bool trace;                 // CANN_HOST_TRACE
+  std::string problem;        // what is wrong with them; empty if nothing is
 };
 
 const Settings& settings();

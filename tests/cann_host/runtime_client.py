@@ -1,4 +1,4 @@
-"""A client of libascendcl.so for tests: functions and constants come from cann/acl.h itself."""
+"""A client of libascendcl.so for tests: functions and constants come from its headers themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import cann_host
 
-HEADER = (cann_host.root() / "include" / "cann" / "acl.h").read_text()
+HEADER = "".join((cann_host.root() / "include" / "cann" / name).read_text() for name in ("acl.h", "hal.h"))
 SOURCE = re.sub(r"//[^\n]*", "", HEADER)
 
 SCALARS = {
@@ -56,7 +56,7 @@ CONSTANTS = _constants()
 PROTOTYPES = {
     name: (result.strip(), [] if parameters.strip() == "void" else [p.strip() for p in parameters.split(",")])
     for result, name, parameters in re.findall(
-        r"^([a-z][\w ]*\*?) ?\b(acl\w+|cannHost\w+)\(([^;{]*)\);", SOURCE, re.MULTILINE
+        r"^([a-z][\w ]*\*?) ?\b(acl\w+|cannHost\w+|drv\w+)\(([^;{]*)\);", SOURCE, re.MULTILINE
     )
     if result.strip() != "aclnnStatus" and not re.match(r"aclCreate(Tensor|Scalar|.*(Array|List))$", name)
 }

@@ -68,11 +68,18 @@ def test_two_devices() -> None:
     a.aclrtStreamWaitEvent(None, event)
 
 
-@isolated(CANN_HOST_DEVICES="4", ASCEND_RT_VISIBLE_DEVICES="3,1")
+@isolated(CANN_HOST_DEVICES="4", ASCEND_RT_VISIBLE_DEVICES="1,3")
 def test_visible_devices() -> None:
     a = acl()
     assert a.get("aclrtGetDeviceCount", U32) == 2
-    assert [a.get("aclrtGetLogicDevIdByUserDevId", I32, i) for i in (0, 1)] == [3, 1]
+    assert a.get("drvGetDevNum", U32) == 4
+    assert [a.get("aclrtGetLogicDevIdByUserDevId", I32, i) for i in (0, 1)] == [1, 3]
+
+
+@isolated(CANN_HOST_DEVICES="4", ASCEND_RT_VISIBLE_DEVICES="0,2, 3")
+def test_what_is_no_list_of_ids_does_not_count() -> None:
+    a = acl()
+    assert a.get("aclrtGetDeviceCount", U32) == 2
 
 
 @isolated(ASCEND_RT_VISIBLE_DEVICES="")
@@ -81,6 +88,17 @@ def test_no_visible_device() -> None:
     assert a.get("aclrtGetDeviceCount", U32) == 0
     with pytest.raises(AclError, match="there are 0"):
         a.aclrtSetDevice(0)
+
+
+def test_first_stream_of_a_thread_chooses_the_first_device() -> None:
+    a = acl()
+
+    def other() -> None:
+        stream = a.stream()
+        assert a.get("aclrtGetDevice", I32) == 0
+        a.aclrtDestroyStream(stream)
+
+    in_thread(other)
 
 
 def test_contexts() -> None:

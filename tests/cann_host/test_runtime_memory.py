@@ -190,7 +190,7 @@ def test_batch_copy_names_the_failing_pair() -> None:
         ("CANN_HOST_MEMORY", "lots", "bytes, or a number with K, M, G or T, such as 8G"),
         ("CANN_HOST_DEVICES", "two", "a whole number"),
         ("CANN_HOST_SOC", "H100", "a name that begins with one of Ascend910B1"),
-        ("ASCEND_RT_VISIBLE_DEVICES", "0,x", "different device ids with commas between"),
+        ("ASCEND_RT_VISIBLE_DEVICES", "0,0", "ascending device ids with commas between"),
         ("CANN_HOST_ASYNC", "yes", "a whole number"),
     ],
 )
