@@ -27,7 +27,7 @@ void after_fork_in_child() {
 }
 
 Device* make_devices() {
-  const auto& physical = settings().devices;
+  const auto& physical = visible_devices();
   auto* all = new Device[physical.size()];
   for (size_t i = 0; i < physical.size(); ++i) {
     Device& device = all[i];
@@ -56,11 +56,11 @@ std::atomic<bool> initialized{false};
 
 }  // namespace
 
-uint32_t device_count() { return static_cast<uint32_t>(settings().devices.size()); }
+uint32_t device_count() { return static_cast<uint32_t>(visible_devices().size()); }
 
 Device& device_of(int64_t id) {
   if (id < 0 || id >= device_count()) [[unlikely]] {
-    require_valid_settings();
+    require_valid_devices();
     refuse(ACL_ERROR_RT_INVALID_DEVICEID,
            "device %ld does not exist: there are %u (see CANN_HOST_DEVICES and ASCEND_RT_VISIBLE_DEVICES)",
            static_cast<long>(id), device_count());
@@ -115,7 +115,7 @@ aclError aclrtSetDevice(int32_t id) {
   return entry(__func__, [&] {
     Device& device = device_of(id);
     if (!device.in_use.load(std::memory_order_relaxed)) [[unlikely]] {
-      require_valid_settings();
+      require_valid_devices();
       device.in_use.store(true);
     }
     thread_context = device.primary;
@@ -140,7 +140,7 @@ aclError aclrtResetDeviceForce(int32_t id) {
 aclError aclrtGetDeviceCount(uint32_t* count) {
   return entry(__func__, [&] {
     require_pointer(count, "count");
-    require_valid_settings();
+    require_valid_devices();
     *count = device_count();
   });
 }

@@ -79,8 +79,7 @@ class Reader {
  public:
   Settings read() {
     s_.soc = soc(variable("CANN_HOST_SOC", "Ascend910B3"));
-    s_.physical_devices = number("CANN_HOST_DEVICES", 1);
-    s_.devices = visible(s_.physical_devices);
+    s_.physical_devices = device_count();
     s_.device_memory = memory();
     s_.asynchronous = number("CANN_HOST_ASYNC", 0) != 0;
     s_.delay_us = number("CANN_HOST_DELAY_US", 0);
@@ -101,6 +100,14 @@ class Reader {
     return value.value_or(fallback);
   }
 
+  uint32_t device_count() {
+    constexpr uint32_t limit = 64;
+    const uint32_t count = number("CANN_HOST_DEVICES", 1);
+    if (count > limit)
+      complain("CANN_HOST_DEVICES", std::to_string(count), "at most " + std::to_string(limit));
+    return std::min(count, limit);
+  }
+
   Soc soc(const std::string& name) {
     std::string names;
     for (const Soc& known : known_socs) {
@@ -117,50 +124,58 @@ class Reader {
 
   size_t memory() {
     auto text = variable("CANN_HOST_MEMORY", "");
-    size_t share = usable_ram() / 4 * 3 / std::max<size_t>(1, s_.devices.size());
+    size_t share = usable_ram() / 4 * 3 / std::max<size_t>(1, s_.physical_devices);
     if (text.empty()) return share;
     auto bytes = byte_count(text);
     if (!bytes) complain("CANN_HOST_MEMORY", text, "bytes, or a number with K, M, G or T, such as 8G");
     return bytes.value_or(share);
   }
 
-  /// As CANN reads it: the list ends at the first character that is neither a digit nor a comma, and at the
-  /// first id that does not exist; the ids ascend.
-  std::vector<int32_t> visible(uint32_t count) {
-    constexpr uint32_t limit = 64;
-    if (count > limit) {
-      complain("CANN_HOST_DEVICES", std::to_string(count), "at most " + std::to_string(limit));
-      count = limit;
-    }
-    std::vector<int32_t> ids;
-    const char* list = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
-    if (!list) {
-      for (uint32_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(i));
-      return ids;
-    }
-    const std::string read = std::string(list).substr(0, std::strspn(list, "0123456789,"));
-    if (read != list) {
-      std::fprintf(stderr, "[cann_host] of ASCEND_RT_VISIBLE_DEVICES=%s only \"%s\" counts, as in CANN\n",
-                   list, read.c_str());
-    }
-    std::istringstream stream(read);
-    for (std::string item; std::getline(stream, item, ',');) {
-      auto id = whole_number<int32_t>(item);
-      if (!id || (!ids.empty() && *id <= ids.back())) {
-        complain("ASCEND_RT_VISIBLE_DEVICES", list, "ascending device ids with commas between, such as 0,1");
-        ids.clear();
-        break;
-      }
-      if (*id >= static_cast<int32_t>(count)) break;
-      ids.push_back(*id);
-    }
-    return ids;
-  }
-
   Settings s_{};
 };
 
+struct VisibleDevices {
+  std::vector<int32_t> ids;
+  std::string problem;
+};
+
+/// As CANN reads it: the list ends at the first character that is neither a digit nor a comma, and at the
+/// first id that does not exist; the ids ascend.
+VisibleDevices read_visible_devices() {
+  VisibleDevices devices;
+  const auto count = static_cast<int32_t>(settings().physical_devices);
+  const char* list = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
+  if (!list) {
+    for (int32_t i = 0; i < count; ++i) devices.ids.push_back(i);
+    return devices;
+  }
+  const std::string read = std::string(list).substr(0, std::strspn(list, "0123456789,"));
+  if (read != list) {
+    std::fprintf(stderr, "[cann_host] of ASCEND_RT_VISIBLE_DEVICES=%s only \"%s\" counts, as in CANN\n", list,
+                 read.c_str());
+  }
+  std::istringstream stream(read);
+  for (std::string item; std::getline(stream, item, ',');) {
+    const auto id = whole_number<int32_t>(item);
+    if (!id || (!devices.ids.empty() && *id <= devices.ids.back())) {
+      return {{},
+              std::string("ASCEND_RT_VISIBLE_DEVICES=") + list +
+                  ": expected ascending device ids with commas between, such as 0,1"};
+    }
+    if (*id >= count) break;
+    devices.ids.push_back(*id);
+  }
+  return devices;
+}
+
+const VisibleDevices& visible() {
+  static const auto* devices = new VisibleDevices(read_visible_devices());
+  return *devices;
+}
+
 }  // namespace
+
+const std::vector<int32_t>& visible_devices() { return visible().ids; }
 
 const Settings& settings() {
   static const Settings* all = new Settings(Reader().read());
@@ -169,6 +184,11 @@ const Settings& settings() {
 
 void require_valid_settings() {
   if (!settings().problem.empty()) refuse(ACL_ERROR_INVALID_PARAM, "%s", settings().problem.c_str());
+}
+
+void require_valid_devices() {
+  require_valid_settings();
+  if (!visible().problem.empty()) refuse(ACL_ERROR_INVALID_PARAM, "%s", visible().problem.c_str());
 }
 
 }  // namespace cann_host

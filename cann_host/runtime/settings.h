@@ -1,4 +1,4 @@
-// The environment variables of cann_host, read once.
+// The environment variables of cann_host, each read once.
 #pragma once
 
 #include <cann/acl.h>
@@ -18,9 +18,7 @@ struct Soc {
 };
 
 struct Settings {
-  Soc soc;  // CANN_HOST_SOC
-  std::vector<int32_t>
-      devices;                // logical -> physical: CANN_HOST_DEVICES filtered by ASCEND_RT_VISIBLE_DEVICES
+  Soc soc;                    // CANN_HOST_SOC
   uint32_t physical_devices;  // CANN_HOST_DEVICES
   size_t device_memory;       // bytes of one device: CANN_HOST_MEMORY
   bool asynchronous;          // CANN_HOST_ASYNC
@@ -30,7 +28,13 @@ struct Settings {
 };
 
 const Settings& settings();
+/// Logical -> physical: CANN_HOST_DEVICES filtered by ASCEND_RT_VISIBLE_DEVICES, which is read when a client
+/// first asks for a device, and not before: programs set it after they loaded their plug-in.
+const std::vector<int32_t>& visible_devices();
+
 /// Throws ACL_ERROR_INVALID_PARAM if a setting could not be understood.
 void require_valid_settings();
+/// The same, ASCEND_RT_VISIBLE_DEVICES included.
+void require_valid_devices();
 
 }  // namespace cann_host

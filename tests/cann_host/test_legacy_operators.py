@@ -265,6 +265,19 @@ def test_boxes_and_their_gradients() -> None:
     assert_close(db.stored(), b.grad, terms=64)
 
 
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
+def test_gradients_of_distances(p: float) -> None:
+    x, y, grad = torch.randn(5, 3), torch.randn(4, 3), torch.randn(5, 4)
+    a, b = x[:, None].expand(5, 4, 3), y.expand(5, 4, 3)
+    code = -1.0 if p == float("inf") else p
+    expected = torch.cdist(x, y, p)
+    assert_close(call("Cdist", a, b, like=expected, p=code), expected, terms=3)
+    slopes, lengths = (t[..., None].expand(5, 4, 3) for t in (grad, expected))
+    x.requires_grad_()
+    torch.cdist(x, y, p).backward(grad)
+    assert_close(call("CdistGrad", slopes, a, b, lengths, like=x.detach(), p=code), x.grad, terms=16)
+
+
 def test_random_numbers_follow_seed_and_offset() -> None:
     def draw(seed: int, offset: int) -> torch.Tensor:
         size, key = torch.tensor([1000]), torch.tensor([seed])

@@ -95,6 +95,7 @@ Table pointwise_operators() {
       {"GreaterEqual", [](const Arguments& a) { a.set(0, a[0] >= a[1]); }},
       {"Less", [](const Arguments& a) { a.set(0, a[0] < a[1]); }},
       {"LessEqual", [](const Arguments& a) { a.set(0, a[0] <= a[1]); }},
+      {"TensorEqual", [](const Arguments& a) { a.set(0, at::scalar_tensor(a[0].equal(a[1]), at::kBool)); }},
       {"LogicalAnd", binary<at::logical_and>},
       {"LogicalOr", binary<at::logical_or>},
       {"BitwiseAnd", [](const Arguments& a) { a.set(0, at::bitwise_and(a[0], a[1])); }},

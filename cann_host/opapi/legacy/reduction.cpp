@@ -1,4 +1,6 @@
 // Reductions, sorting and moments.
+#include <cmath>
+
 #include "cann_host/opapi/legacy/operators.h"
 
 namespace cann_host::legacy {
@@ -57,6 +59,32 @@ void sort_values(const Arguments& a) {
   a.set(0, std::get<0>(a[0].sort(a.attribute<int64_t>("axis", -1), a.flag("descending"))));
 }
 
+/// The exponent of a distance; -1 stands for infinity.
+float exponent(const Arguments& a) {
+  const auto p = a.attribute<float>("p", 2);
+  return p < 0 ? INFINITY : p;
+}
+
+/// Inputs: both sets of rows, broadcast against each other.
+void distance(const Arguments& a) { a.set(0, (a.wide(0) - a.wide(1)).norm(exponent(a), -1)); }
+
+/// Inputs: gradient (broadcast along the rows), both sets of rows, distances.
+void distance_gradient(const Arguments& a) {
+  const float p = exponent(a);
+  const auto difference = a.wide(1) - a.wide(2), size = difference.abs();
+  auto length = a.wide(3);
+  if (length.dim() < size.dim()) length = length.unsqueeze(-1);
+  auto slope = difference.sign();
+  if (p == 0) {
+    slope = at::zeros_like(slope);
+  } else if (std::isinf(p)) {
+    slope = slope * (size == length);
+  } else if (p != 1) {
+    slope = at::where(length == 0, at::zeros_like(slope), slope * (size / length).pow(p - 1));
+  }
+  a.set(0, (a.wide(0) * slope).sum(-2));
+}
+
 /// Inputs: tensor, dimension. Outputs: distinct slices, where each was first, how often, and which of them
 /// each slice is.
 void unique_slices(const Arguments& a) {
@@ -99,6 +127,8 @@ Table reduction_operators() {
       {"ArgMinWithValue", extreme_with_index<false>},
       {"ArgMaxV2", [](const Arguments& a) { a.set(0, a[0].argmax(a.list(1).at(0), a.flag("keep_dims"))); }},
       {"ArgMin", [](const Arguments& a) { a.set(0, a[0].argmin(a.list(1).at(0), a.flag("keep_dims"))); }},
+      {"Cdist", distance},
+      {"CdistGrad", distance_gradient},
       {"Sort", sort},
       {"SortV2", sort_values},
       {"LayerNormV3", layer_norm},
