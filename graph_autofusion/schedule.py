@@ -14,9 +14,6 @@ from graph_autofusion.dtypes import DType
 from graph_autofusion.instructions import INSTRUCTIONS
 from graph_autofusion.program import TileProgram
 
-ROWS_TOGETHER = 4
-"""Rows that a block of rows folds in one pass: they share what does not depend on the row (a vector times a matrix)."""
-
 LANES = 16
 """Elements that one step computes: a 512-bit register of float32."""
 
@@ -77,7 +74,7 @@ class Schedule:
         if self.lanes_reduced:
             lines.append(f"{self.accumulators} accumulators a reduction")
         if self.row_axis is not None:
-            lines.append(f"{LANES} rows along {program.axes[self.row_axis].name} a step, {ROWS_TOGETHER} in one pass")
+            lines.append(f"{LANES} rows along {program.axes[self.row_axis].name} a step")
         for number, phase in enumerate(self.phases):
             folds = [program.nodes[r].op for r in phase.reductions]
             lines.append(
@@ -97,7 +94,7 @@ def schedule(program: TileProgram) -> Schedule:
     lanes_reduced = program.vector in program.reduced
     accumulators = 2 if _is_heavy(program, phases) else 4
     row_axis = _row_axis(program, phases) if lanes_reduced else None
-    return Schedule(program, phases, tuple(kept), lanes_reduced, 2 if row_axis is not None else accumulators, row_axis)
+    return Schedule(program, phases, tuple(kept), lanes_reduced, accumulators, row_axis)
 
 
 def _row_axis(program: TileProgram, phases: tuple[Phase, ...]) -> int | None:

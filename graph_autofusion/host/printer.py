@@ -14,7 +14,7 @@ from graph_autofusion.dtypes import DType
 from graph_autofusion.instructions import INSTRUCTIONS, REDUCTIONS
 from graph_autofusion.launch_words import WordLayout
 from graph_autofusion.program import Node, Parameter, Stride
-from graph_autofusion.schedule import ROWS_TOGETHER, Phase, Schedule
+from graph_autofusion.schedule import Phase, Schedule
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
 
@@ -164,7 +164,7 @@ class _HostPrinter:
         self.close()
 
     def _row_block(self, axis: int) -> None:
-        """16 rows: a few of them in each pass, then their results as the lanes of one register."""
+        """16 rows, one after the other as they lie in memory; then their results as the lanes of one register."""
         self.put("const i64 j = unit % chunks * lanes;")
         self.put(f"const i64 rows = n{axis} - j < lanes ? n{axis} - j : lanes;")
         first, second = self.schedule.phases
@@ -172,20 +172,14 @@ class _HostPrinter:
             self.put(f"const {self._vector(i)} v{i} = {self._row_block_row(i)};")
         for r in first.reductions:
             self.put(f"{self._vector(r)} f{r}[lanes] = {{}};")
-        self.open(f"for (i64 row = 0; row < rows; row += {ROWS_TOGETHER})")
+        self.open("for (i64 row = 0; row < rows; ++row)")
         for number, parameter in enumerate(self.program.parameters):
             stride = self._stride(number, axis)
             if stride and not parameter.is_output and self._is_tile_parameter(number):
-                for k in range(ROWS_TOGETHER):
-                    # Rows that do not exist are the last one again: their results are not stored.
-                    self.put(
-                        f"{self._pointer_type(parameter)} const r{number}_{k} = "
-                        f"q{number} + (j + (row + {k} < rows ? row + {k} : rows - 1)) * {stride};"
-                    )
+                self.put(f"{self._pointer_type(parameter)} const r{number} = q{number} + (j + row) * {stride};")
         self._row_pass(first)
         for r in first.reductions:
-            for k in range(ROWS_TOGETHER):
-                self.put(f"f{r}[row + {k}] = {self._combine(r, f'a{r}[{k}][0]', f'a{r}[{k}][1]')};")
+            self.put(f"f{r}[row] = {self._partial_results(r)};")
         self.close()
         for r in first.reductions:
             vector = self._vector(r)
@@ -202,40 +196,32 @@ class _HostPrinter:
         return any(n.op == "load" and n.attr == number and not self.program.is_row(i) for i, n in nodes)
 
     def _row_pass(self, phase: Phase) -> None:
+        count = self.schedule.accumulators
         loops = self.schedule.loop_axes()
         for r in phase.reductions:
-            self.put(f"{self._vector(r)} a{r}[{ROWS_TOGETHER}][2];")
-            self.put(f"for (auto& row_of : a{r}) row_of[0] = row_of[1] = {self._identity(r)};")
+            self.put(f"{self._vector(r)} a{r}[{count}];")
+            self.put(f"for (auto& a : a{r}) a = {self._identity(r)};")
         arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)
         self.open(f"const auto pass = [&]({arguments}) __attribute__((always_inline))")
-        axis = self.schedule.row_axis
-        shared = [i for i in phase.tiles if axis not in self.program.varies[i]]
-        for i in shared:
-            self.put(f"const {self._vector(i)} v{i} = {self._expression(i)};")
-        for k in range(ROWS_TOGETHER):
-            self.put("{")
-            for i in phase.tiles:
-                if i not in shared:
-                    self.put(f"  const {self._vector(i)} v{i} = {self._row_expression(i, k)};")
-            for r in phase.reductions:
-                value = self._name(self.program.nodes[r].args[0])
-                value = f"(left >= lanes ? {value} : select(first_lanes(left), {value}, {self._identity(r)}))"
-                into = f"a{r}[{k}][u]"
-                self.put(f"  {into} = {self._wrapped(r, self._combine(r, into, value))};")
-            self.put("}")
+        for i in phase.tiles:
+            self.put(f"const {self._vector(i)} v{i} = {self._row_expression(i)};")
+        for r in phase.reductions:
+            value = self._name(self.program.nodes[r].args[0])
+            value = f"(left >= lanes ? {value} : select(first_lanes(left), {value}, {self._identity(r)}))"
+            self.put(f"a{r}[u] = {self._wrapped(r, self._combine(r, f'a{r}[u]', value))};")
         self.close("};")
         for a in loops:
             self.open(f"for (i64 i{a} = 0; i{a} < n{a}; ++i{a})")
-        self._steps("pass", 2, "".join(f", i{a}" for a in loops))
+        self._steps("pass", count, "".join(f", i{a}" for a in loops))
         for _ in loops:
             self.close()
 
-    def _row_expression(self, i: int, k: int) -> str:
+    def _row_expression(self, i: int) -> str:
         node = self.program.nodes[i]
-        if node.op != "load":
+        if node.op != "load" or self.schedule.row_axis not in self.program.varies[i]:
             return self._expression(i)
         address, stride = self._address(node.attr)
-        address = address.replace(f"q{node.attr}", f"r{node.attr}_{k}", 1)
+        address = address.replace(f"q{node.attr}", f"r{node.attr}", 1)
         return self._plain_load(self.program.parameters[node.attr], address, stride)
 
     def _row_block_row(self, i: int) -> str:
@@ -359,11 +345,15 @@ class _HostPrinter:
             self.put(f"{vector}* const v{reduction} = a{reduction};")
             return
         combine = f"[]({vector} a, {vector} b) {{ return {self._combine(reduction, 'a', 'b')}; }}"
+        total = self._partial_results(reduction)
+        self.put(f"const {vector} v{reduction} = {self._wrapped(reduction, f'fold({vector}({total}), {combine})')};")
+
+    def _partial_results(self, reduction: int) -> str:
+        """What the accumulators hold together."""
         total = f"a{reduction}[0]"
         for u in range(1, self.schedule.accumulators):
-            total = self._combine(reduction, total, f"a{reduction}[{u}]")
-            total = f"({total})"
-        self.put(f"const {vector} v{reduction} = {self._wrapped(reduction, f'fold({vector}({total}), {combine})')};")
+            total = f"({self._combine(reduction, total, f'a{reduction}[{u}]')})"
+        return total
 
     # ---- values
 
