@@ -68,6 +68,15 @@ Device& device_of(int64_t id) {
   return devices()[id];
 }
 
+Device& current_or_first_device() {
+  if (!thread_context) {
+    Device& first = device_of(0);
+    first.in_use.store(true);
+    thread_context = first.primary;
+  }
+  return current_device();
+}
+
 void Device::take_memory(size_t size) {
   size_t total = settings().device_memory;
   size_t used = memory_used.load(std::memory_order_relaxed);

@@ -63,6 +63,8 @@ inline Device& current_device() {
     refuse(ACL_ERROR_RT_CONTEXT_NULL, "this thread has no current device; call aclrtSetDevice first");
   return *thread_context->device;
 }
+/// The same, but a thread that has chosen none gets the first device with it, as in CANN since 8.3.
+Device& current_or_first_device();
 inline Context& current_context() {
   current_device();
   return *thread_context;

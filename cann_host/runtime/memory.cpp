@@ -306,7 +306,7 @@ aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
     require_pointer(free, "free");
     require_pointer(total, "total");
     *total = settings().device_memory;
-    *free = *total - std::min(*total, current_device().memory_used.load());
+    *free = *total - std::min(*total, current_or_first_device().memory_used.load());
   });
 }
 

@@ -251,13 +251,7 @@ void create_stream(aclrtStream* handle, uint32_t priority, uint32_t flags) {
   require_pointer(handle, "stream");
   *handle = nullptr;
   if (priority > 7) refuse(ACL_ERROR_INVALID_PARAM, "priority=%u: expected 0 (most urgent) to 7", priority);
-  // As in CANN since 8.3, a thread that chose no device gets the first one with its first stream.
-  if (!thread_context) {
-    Device& first = device_of(0);
-    first.in_use.store(true);
-    thread_context = first.primary;
-  }
-  *handle = streams.create(current_device(), priority, flags);
+  *handle = streams.create(current_or_first_device(), priority, flags);
 }
 
 void destroy_stream(aclrtStream handle, bool force) {

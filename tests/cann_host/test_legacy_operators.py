@@ -265,6 +265,34 @@ def test_boxes_and_their_gradients() -> None:
     assert_close(db.stored(), b.grad, terms=64)
 
 
+def test_suppression_of_overlapping_boxes() -> None:
+    x = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [20, 20, 30, 30], [0, 0, 2, 2]])
+    scores = torch.tensor([0.6, 0.9, 0.8, 0.1])
+    indices, count = Buffer((3,), torch.int32), Buffer((), torch.int32)
+    limits = [Buffer.of(t) for t in (torch.tensor(3, dtype=torch.int32), torch.tensor(0.5), torch.tensor(0.3))]
+    run("NonMaxSuppressionV4", [Buffer.of(x), Buffer.of(scores), *limits], [indices, count])
+    assert indices.stored().tolist() == [1, 2, 0]
+    assert count.stored().item() == 2
+    both = torch.cat([x, scores[:, None]], 1)
+    outputs = [Buffer((4, 5), x.dtype), Buffer((4,), torch.int32), Buffer((4,), torch.uint8)]
+    run("NMSWithMask", [Buffer.of(both)], outputs, iou_threshold=0.5)
+    assert outputs[2].stored().tolist() == [0, 1, 1, 1]
+    outputs = [Buffer((1, 3, 4), x.dtype), *(Buffer((1, 3), x.dtype) for _ in range(2)), Buffer((1,), torch.int32)]
+    boxes_of_classes, scores_of_classes = x.view(1, 4, 1, 4), torch.stack([scores, 1 - scores], 1)[None]
+    limits_of_classes = {"score_threshold": 0.3, "iou_threshold": 0.5, "max_size_per_class": 2, "max_total_size": 3}
+    run(
+        "BatchMultiClassNonMaxSuppression",
+        [Buffer.of(boxes_of_classes), Buffer.of(scores_of_classes)],
+        outputs,
+        **limits_of_classes,
+        transpose_box=False,
+        change_coordinate_frame=False,
+    )
+    assert torch.equal(outputs[0].stored()[0], x[[1, 3, 2]])
+    assert outputs[2].stored().tolist() == [[0, 1, 0]]
+    assert outputs[3].stored().item() == 3
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
 def test_gradients_of_distances(p: float) -> None:
     x, y, grad = torch.randn(5, 3), torch.randn(4, 3), torch.randn(5, 4)

@@ -128,6 +128,14 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     assert_close(distances, torch.cdist(x.double(), y.double()))
 
 
+def test_division_of_integers_in_place_is_cast_back() -> None:
+    x = torch.arange(1, 101, dtype=torch.int32)
+    for mode, name in ((1, "trunc"), (2, "floor")):
+        y = x.clone()
+        call("InplaceDivMods", y, 15.9, mode)
+        assert torch.equal(y, torch.div(x, 15.9, rounding_mode=name).int())
+
+
 def test_float16_convolutions_are_rounded_once() -> None:
     x, w, grad = torch.randn(2, 8, 6, 6).half(), torch.randn(8, 8, 3, 3).half(), torch.randn(2, 8, 6, 6).half()
     out = torch.empty(2, 8, 6, 6, dtype=torch.float16)

@@ -93,12 +93,17 @@ def test_no_visible_device() -> None:
 def test_first_stream_of_a_thread_chooses_the_first_device() -> None:
     a = acl()
 
-    def other() -> None:
+    def by_stream() -> None:
         stream = a.stream()
         assert a.get("aclrtGetDevice", I32) == 0
         a.aclrtDestroyStream(stream)
 
-    in_thread(other)
+    def by_question_for_memory() -> None:
+        a.aclrtGetMemInfo(0, ctypes.byref(ctypes.c_size_t()), ctypes.byref(ctypes.c_size_t()))
+        assert a.get("aclrtGetDevice", I32) == 0
+
+    in_thread(by_stream)
+    in_thread(by_question_for_memory)
 
 
 def test_contexts() -> None:

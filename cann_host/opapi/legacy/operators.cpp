@@ -24,7 +24,7 @@ const Table& table() {
     auto* merged = new Table;
     for (const auto part :
          {pointwise_operators, activation_operators, matrix_operators, convolution_operators, shape_operators,
-          reduction_operators, random_operators, box_operators}) {
+          reduction_operators, random_operators, box_operators, suppression_operators}) {
       merged->merge(part());
     }
     return merged;

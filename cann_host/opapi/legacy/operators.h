@@ -67,5 +67,6 @@ Table shape_operators();
 Table reduction_operators();
 Table random_operators();
 Table box_operators();
+Table suppression_operators();
 
 }  // namespace cann_host::legacy
