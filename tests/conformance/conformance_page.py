@@ -25,7 +25,8 @@ make conformance CONFORMANCE="--set operators --sample 60 --soc Ascend950"     #
 ```
 
 One process runs one file, for a limited time. A file passes if a test of it passed and none failed; a file whose tests
-were all skipped counts as skipped. In a process that ended early, the test that was running counts as failed and the
+were all skipped counts as skipped. A file that takes longer than its limit fails, which on a busy machine is no
+judgement of it. In a process that ended early, the test that was running counts as failed and the
 ones after it as not run.
 """
 
@@ -44,7 +45,7 @@ CAUSES = (
     (r"(aclnn\w+): argument '(\w+)' is (\w+); this operator takes", "{}: {} may not be {}"),
     (r"(aclnn\w+): ([^\n]+)", "{}: {}"),
     (
-        r"operator (\w+) .{0,40}not found|[Mm]issing legacy aclop: (\w+)|aclop[^\n]*?'?(\w+)'? is not",
+        r"has no legacy operator (\w+)",
         "no legacy operator {}",
     ),
     (r"has no attribute '(\w+)'", "no {}"),
@@ -52,6 +53,15 @@ CAUSES = (
     (r"Tensor-likes are not|not equal to tolerance|not within tolerance|Scalars are not|differ", "other values"),
     (r"^AssertionError: ?([^\n]*)", "assertion: {}"),
 )
+
+
+# Tests that cannot pass with the vendor's wheel for reasons outside of cann_host.
+OUTSIDE = {
+    "test_paged_attention_aclgraph_update": "an operator of ATB, whose interface is C++",
+    "test_legacy_load_maplocation_map_kind_none": "expects an error that only later versions of the plug-in raise",
+    "test_d2d_copy3": "needs 32 GiB of memory",
+}
+OUTSIDE_MARK = "outside of cann_host: "
 
 
 def cause(text: str) -> str:
@@ -83,7 +93,11 @@ def table_of(runs: list[dict[str, Any]]) -> list[str]:
         kinds = [kind(file["tests"]) for file in files]
         outcomes = [outcome for file in files for outcome, _ in file["tests"].values()]
         considered = len(files) - kinds.count("skipped")
-        name = SETS[run["set"]] + (f", {run['sample']} at random" if run["sample"] else "")
+        name = SETS[run["set"]]
+        if run["sample"]:
+            name += f", {run['sample']} of {run['of']} files at random"
+        elif len(files) < run["of"]:
+            name += f", {len(files)} of {run['of']} files"
         lines.append(
             f"| {name} | {NAMES[run['adapter']]} | {run['soc']} | {len(files)} "
             f"| {percent(kinds.count('passed'), considered)} | {kinds.count('failed')} | {kinds.count('skipped')} "
@@ -108,8 +122,11 @@ def failures_of(run: dict[str, Any]) -> list[str]:
     lines = ["| file | test | cause |", "|---|---|---|"]
     for file in run["files"]:
         for test, (outcome, text) in file["tests"].items():
+            name = test.rsplit(".", 1)[-1]
             if outcome == "failed":
-                lines.append(f"| {file['file']} | {test.rsplit('.', 1)[-1]} | {cause(text)} |")
+                elsewhere = OUTSIDE.get(name) if run["adapter"] == "vendor" else None
+                words = OUTSIDE_MARK + elsewhere if elsewhere else cause(text)
+                lines.append(f"| {file['file']} | {name} | {words} |")
     return [*lines, ""]
 
 

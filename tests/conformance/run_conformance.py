@@ -153,6 +153,7 @@ def describe(code: int) -> str:
 def run_set(arguments: argparse.Namespace, name: str, soc: str) -> Path:
     """Runs the files of a set, and returns where the outcomes are."""
     files = files_of(name)
+    order = {file.name: place for place, (_, file) in enumerate(files)}
     if arguments.sample and arguments.sample < len(files):
         files = sorted(random.Random(arguments.seed).sample(files, arguments.sample))
     if arguments.only:
@@ -164,15 +165,17 @@ def run_set(arguments: argparse.Namespace, name: str, soc: str) -> Path:
         print(f"{soc} {result['file']:50} {result['seconds']:6.1f} s  {count}", flush=True)
         return result
 
-    run = {"adapter": arguments.adapter, "set": name, "soc": soc, "sample": arguments.sample}
+    run = {"adapter": arguments.adapter, "set": name, "soc": soc, "sample": arguments.sample, "of": len(order)}
     out = arguments.out / f"{arguments.adapter}-{name}-{soc}.json"
     results: list[dict[str, Any]] = []
     if arguments.only and out.exists():  # the other files keep their outcomes
-        again = {file.name for _, file in files}
-        results = [result for result in json.loads(out.read_text())["files"] if result["file"] not in again]
+        again, before = {file.name for _, file in files}, json.loads(out.read_text())
+        results = [result for result in before["files"] if result["file"] not in again]
+        run["sample"] = before["sample"]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for result in pool.map(one, files):
             results.append(result)
+            results.sort(key=lambda result: order.get(result["file"], len(order)))
             out.write_text(json.dumps(run | {"files": results}, indent=1))
     return out
 

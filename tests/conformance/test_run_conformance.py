@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -87,6 +88,29 @@ def test_page(arguments: argparse.Namespace) -> None:
     text = page([run_set(arguments, "operators", "Ascend950")])
     assert "| Ascend950 | 1 | 0 (0 %) | 1 | 0 | 3 | 2 | 1 |" in text
     assert "| test_made.py | test_b_fails | assertion: 1 != 2 |" in text
+
+
+def test_a_part_again_keeps_the_rest(arguments: argparse.Namespace) -> None:
+    folder = write(arguments, "pass").parent
+    for name in ("test_first.py", "test_last.py", "test_zz.py"):
+        (folder / name).write_text("import unittest\nclass T(unittest.TestCase):\n    def test_it(self): ...\n")
+    arguments.sample, arguments.seed = 3, 0
+    chosen = [file["file"] for file in json.loads(run_set(arguments, "operators", "Ascend950").read_text())["files"]]
+    assert len(chosen) == 3
+    arguments.sample, arguments.only = None, [chosen[0]]
+    again = json.loads((out := run_set(arguments, "operators", "Ascend950")).read_text())
+    assert [file["file"] for file in again["files"]] == chosen
+    assert (again["sample"], again["of"]) == (3, 4)
+    assert "3 of 4 files at random" in page([out])
+
+
+def test_causes_outside_of_cann_host(arguments: argparse.Namespace) -> None:
+    folder = write(arguments, "pass").parent
+    (folder / "test_made.py").write_text(
+        "import unittest\nclass T(unittest.TestCase):\n    def test_d2d_copy3(self):\n        assert False\n"
+    )
+    text = page([run_set(arguments, "operators", "Ascend950")])
+    assert "| test_made.py | test_d2d_copy3 | outside of cann_host: needs 32 GiB of memory |" in text
 
 
 def test_kinds_and_causes() -> None:
