@@ -65,11 +65,48 @@ bool MemoryMap::overlaps(uintptr_t begin, size_t size) const {
   return containing(begin) || (after != ranges_.end() && after->first < begin + size);
 }
 
+namespace {
+
+class MappedViews {
+ public:
+  void add(const void* pointer) {
+    std::lock_guard lock(mutex_);
+    views_.insert(pointer);
+  }
+  bool remove(const void* pointer) {
+    std::lock_guard lock(mutex_);
+    return views_.erase(pointer) != 0;
+  }
+  bool has(const void* pointer) {
+    std::lock_guard lock(mutex_);
+    return views_.count(pointer) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<const void*> views_;
+};
+
+MappedViews& mapped_views() {
+  static auto* views = new MappedViews;
+  return *views;
+}
+
+/// Host memory that was registered is memory of the device, too: here at the same address.
+bool is_mapped(const void* address, size_t size) {
+  const auto range = memory_map().find(address);
+  if (!range || size > range->begin + range->size - reinterpret_cast<uintptr_t>(address)) return false;
+  return range->place == Place::registered ||
+         (range->place == Place::host && mapped_views().has(reinterpret_cast<const void*>(range->begin)));
+}
+
+}  // namespace
+
 void require_device_memory(const char* argument, const void* address, size_t size) {
   require_pointer(address, argument);
   if (!size) return;
   size_t bytes = memory_map().device_bytes_from(address, size);
-  if (bytes == size) return;
+  if (bytes == size || is_mapped(address, size)) return;
   if (bytes == 0) {
     refuse(ACL_ERROR_INVALID_PARAM, "%s=%p is host memory, or was freed; memory of a device was expected",
            argument, address);
@@ -187,27 +224,6 @@ Range free_range(const void* pointer, const char* argument, Place place, const c
 
 /// Memory of aclrtMallocHost that a client also maps for the device: it is page-locked already, and its
 /// addresses are the device's.
-class MappedViews {
- public:
-  void add(const void* pointer) {
-    std::lock_guard lock(mutex_);
-    views_.insert(pointer);
-  }
-  bool remove(const void* pointer) {
-    std::lock_guard lock(mutex_);
-    return views_.erase(pointer) != 0;
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<const void*> views_;
-};
-
-MappedViews& mapped_views() {
-  static auto* views = new MappedViews;
-  return *views;
-}
-
 void register_host(void* pointer, uint64_t size) {
   require_pointer(pointer, "ptr");
   require_size(size);
