@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "torch_npu/csrc/device/device.h"
+#include "torch_npu/csrc/dispatch/deterministic.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
 
 namespace torch_npu {
@@ -23,7 +24,8 @@ at::TensorOptions npu_options(std::optional<at::ScalarType> dtype, std::optional
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                  std::optional<at::Device> device, std::optional<bool> pin_memory,
                  std::optional<at::MemoryFormat> memory_format) {
-  return new_tensor(sizes, {}, npu_options(dtype, layout, device, pin_memory).memory_format(memory_format));
+  return uninitialized(
+      new_tensor(sizes, {}, npu_options(dtype, layout, device, pin_memory).memory_format(memory_format)));
 }
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
@@ -31,7 +33,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::op
                          std::optional<bool> pin_memory) {
   at::native::check_size_nonnegative(sizes);
   const auto options = npu_options(dtype, layout, device, pin_memory);
-  return new_tensor(sizes, strides, options);
+  return uninitialized(new_tensor(sizes, strides, options));
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 // Operators that change which storage a tensor has, or how large it is.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <torch/library.h>
 
+#include "torch_npu/csrc/dispatch/deterministic.h"
 #include "torch_npu/csrc/dispatch/device_switch.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
 
@@ -25,12 +27,15 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes,
   at::native::check_size_nonnegative(sizes);
   const DeviceSwitch on(self.device().index());
   auto* impl = self.unsafeGetTensorImpl();
+  const auto bytes_before = static_cast<int64_t>(impl->unsafe_storage().nbytes());
   if (self.sizes() != sizes) impl->set_sizes_contiguous(sizes);
   if (memory_format.has_value()) {
     TORCH_CHECK(*memory_format != at::MemoryFormat::Preserve, "Unsupported memory format ", *memory_format);
     impl->empty_tensor_restride(*memory_format);
   }
   grow_storage(self);
+  if (fills_uninitialized_memory()) [[unlikely]]
+    at::native::fill_resize_deterministic_(self, bytes_before);
   return self;
 }
 

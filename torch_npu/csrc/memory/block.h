@@ -38,6 +38,9 @@ struct Block {
   c10::DeviceIndex device = -1;
   StreamHandle stream = nullptr;  // the stream it was allocated on
 
+  static constexpr int8_t kNoFormat = -1;
+  int8_t format = kNoFormat;  // the aclFormat that torch_npu.npu_format_cast gave its tensor, if any
+
   /// Owned CPU storage over the same bytes, or null. Use host_alias() of host_alias.h, never this field.
   std::atomic<c10::StorageImpl*> alias{nullptr};
 

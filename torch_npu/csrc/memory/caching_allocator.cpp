@@ -113,13 +113,27 @@ void NPUCachingAllocator::raw_free(void* ptr) {
   free_block(block);
 }
 
-void NPUCachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
-  // Memory of other owners (from_blob, an IPC handle) and empty tensors have nothing to delay.
+namespace {
+
+/// The block behind `data`; null for memory of other owners (from_blob, an IPC handle) and empty tensors,
+/// which have nothing to delay.
+Block* block_used_on(const char* function, const c10::DataPtr& data, c10::Stream stream) {
   Block* block = block_of(data);
-  if (!block) return;
-  TORCH_CHECK(stream.device() == data.device(), "record_stream: the memory is on ", data.device(),
+  TORCH_CHECK(!block || stream.device() == data.device(), function, ": the memory is on ", data.device(),
               ", but the stream on ", stream.device());
-  device_pool(block->device).record_stream(block, driver_.stream_handle(stream));
+  return block;
+}
+
+}  // namespace
+
+void NPUCachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
+  if (Block* block = block_used_on("record_stream", data, stream))
+    device_pool(block->device).record_stream(block, driver_.stream_handle(stream));
+}
+
+void NPUCachingAllocator::erase_stream(const c10::DataPtr& data, c10::Stream stream) {
+  if (Block* block = block_used_on("erase_stream", data, stream))
+    device_pool(block->device).erase_stream(block, driver_.stream_handle(stream));
 }
 
 void NPUCachingAllocator::emptyCache(c10::MempoolId_t mempool_id) {

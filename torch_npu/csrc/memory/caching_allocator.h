@@ -28,6 +28,8 @@ class NPUCachingAllocator final : public c10::DeviceAllocator {
   bool initialized() override;
   void emptyCache(c10::MempoolId_t mempool_id = {0, 0}) override;
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override;
+  /// Takes recordStream() back.
+  void erase_stream(const c10::DataPtr& data, c10::Stream stream);
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;

@@ -74,6 +74,7 @@ Block* DevicePool::allocate(size_t nbytes, StreamHandle stream) {
 
   block->allocated = true;
   block->requested_size = nbytes;
+  block->format = Block::kNoFormat;
   block->pool->arena.allocated_bytes.increase(block->size);
   const size_t index = index_of(block);
   increase(stats_.allocation, index, 1);
@@ -211,6 +212,11 @@ void DevicePool::record_stream(Block* block, StreamHandle stream) {
   if (stream == block->stream) return;  // its own stream runs in order
   auto& uses = block->stream_uses;
   if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+}
+
+void DevicePool::erase_stream(Block* block, StreamHandle stream) {
+  std::lock_guard lock(mutex_);
+  std::erase(block->stream_uses, stream);
 }
 
 /// Counts a block as free that no stream uses any more.

@@ -57,6 +57,8 @@ class DevicePool {
 
   /// Delays the reuse of `block` after free() until the work that is by then on `stream` has completed.
   void record_stream(Block* block, StreamHandle stream);
+  /// Takes record_stream() back: the caller knows that the stream's work on the block has ended.
+  void erase_stream(Block* block, StreamHandle stream);
 
   /// Returns segments without live blocks to the driver: those of one private pool, or of all arenas that
   /// nobody uses, the default one among them. Private pools in use, and calls during a capture, release

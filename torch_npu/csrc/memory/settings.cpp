@@ -128,6 +128,8 @@ const std::map<std::string, Parser>& parsers() {
       {"max_split_size_mb", [](const Entry& e, Settings& s) { s.max_split_size = megabytes(e, 21); }},
       {"max_non_split_rounding_mb",
        [](const Entry& e, Settings& s) { s.max_non_split_rounding = megabytes(e, 20); }},
+      // An older name; the newer one counts where both are given.
+      {"segment_size_mb", [](const Entry& e, Settings& s) { s.large_segment_size = megabytes(e, 20); }},
       {"large_segment_size_mb", [](const Entry& e, Settings& s) { s.large_segment_size = megabytes(e, 20); }},
       {"garbage_collection_threshold",
        [](const Entry& e, Settings& s) { s.garbage_collection_threshold = number<double>(e, 0, 1); }},
@@ -138,6 +140,17 @@ const std::map<std::string, Parser>& parsers() {
       {"pinned_use_background_threads", [](const Entry& e, Settings&) { boolean(e); }},
       {"pinned_max_round_threshold_mb", [](const Entry& e, Settings&) { megabytes(e, 1); }},
       {"pinned_max_cached_size_mb", [](const Entry& e, Settings&) { megabytes(e, 1); }},
+  };
+  return table;
+}
+
+/// Keys of torch_npu that ask for what this allocator has no need of: why each makes no difference.
+const std::map<std::string, const char*>& keys_without_effect() {
+  static const std::map<std::string, const char*> table = {
+      {"release_lock_on_npumalloc",
+       "other threads' cached blocks wait while one thread asks CANN for memory"},
+      {"multi_stream_lazy_reclaim", "finished work on other streams is looked for at every allocation"},
+      {"pinned_mem_register", "pinned memory is CANN's own (aclrtMallocHost)"},
   };
   return table;
 }
@@ -173,7 +186,8 @@ const c10::CachingAllocator::DeviceConfigParserHookRegistry hook(
       std::lock_guard lock(mutex);
       publish(std::move(settings));
     },
-    {"per_process_memory_fraction"});
+    {"per_process_memory_fraction", "segment_size_mb", "release_lock_on_npumalloc",
+     "multi_stream_lazy_reclaim", "pinned_mem_register"});
 
 }  // namespace
 
@@ -184,13 +198,25 @@ size_t Settings::divisions_for(size_t nbytes) const {
 Settings parse_settings(std::string_view text) {
   Settings settings;
   std::set<std::string> seen;
-  for (const Entry& entry : entries_of(text)) {
+  const std::vector<Entry> entries = entries_of(text);
+  const auto given = [&](const char* key) {
+    return std::any_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.key == key; });
+  };
+  for (const Entry& entry : entries) {
+    if (const auto without = keys_without_effect().find(entry.key); without != keys_without_effect().end()) {
+      if (boolean(entry)) {
+        TORCH_WARN("PYTORCH_NPU_ALLOC_CONF: ", entry.key, " makes no difference here: ", without->second);
+      }
+      continue;
+    }
     const auto parser = parsers().find(entry.key);
     TORCH_CHECK_VALUE(parser != parsers().end(), "PYTORCH_NPU_ALLOC_CONF: unknown key '", entry.key,
                       "'. Known keys: ", known_keys());
     TORCH_CHECK_VALUE(seen.insert(entry.key).second, "PYTORCH_NPU_ALLOC_CONF: key '", entry.key,
                       "' is given more than once");
-    parser->second(entry, settings);
+    Settings unused;
+    const bool is_overruled = entry.key == "segment_size_mb" && given("large_segment_size_mb");
+    parser->second(entry, is_overruled ? unused : settings);
   }
   TORCH_CHECK_VALUE(
       !settings.expandable_segments ||
