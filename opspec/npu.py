@@ -36,7 +36,7 @@ _PRINTED = {"int64_t", "double", "bool", "c10::string_view", "at::IntArrayRef"}
 
 _KEYS = {
     "npu", "doc", "check", "dtypes", "let", "out", "aclnn", "kernel", "meta", "uses", "returns", "composite",
-    "differentiable", "backward", "autocast", "note", "__line__",
+    "differentiable", "backward", "autocast", "into", "note", "__line__",
 }  # fmt: skip
 
 AUTOCAST = {"lower": "the autocast dtype", "float32": "float32"}
@@ -241,6 +241,28 @@ class NpuOp:
         """The schema as a C++ string."""
         text = self.row["npu"].replace("\\", "\\\\").replace('"', '\\"')
         return f'"{text}"'
+
+    @property
+    def is_into(self) -> bool:
+        """Whether it also has an overload `.out` that takes results and workspace, as graphs need that are updated."""
+        return "into" in self.row
+
+    @property
+    def used_outputs(self) -> list[tuple[Output, str]]:
+        """(output, C++ condition under which the overload `.out` writes it; empty: always)."""
+        conditions = self.row["into"] or {}
+        return [(o, self.translate(conditions[o.name]) if o.name in conditions else "") for o in self.outputs]
+
+    @property
+    def into_schema_literal(self) -> str:
+        text = self.schema_literal.replace("(", ".out(", 1)
+        head, returns = text.rsplit(") -> ", 1)
+        return f"{head}, Tensor? workspace=None, Tensor(a!)[] out) -> {returns}"
+
+    @property
+    def workspace_schema_literal(self) -> str:
+        arguments = self.schema_literal.rsplit(" -> ", 1)[0]
+        return arguments.replace('"', '"_', 1).replace("(", "_get_max_workspace(", 1) + ' -> Tensor"'
 
     @property
     def has_outputs_function(self) -> bool:

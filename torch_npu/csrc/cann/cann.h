@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cann/acl.h"
+#include "cann/aclnn_base.h"
 #include "torch_npu/csrc/cann/function.h"
 
 /// CANN, found at run time: nothing of it is linked. The first root whose libraries load, have every required
@@ -80,6 +81,7 @@ class Api {
   Function<decltype(::aclDestroyBoolArray)> aclDestroyBoolArray{required_, "aclDestroyBoolArray"};
   Function<decltype(::aclDestroyTensorList)> aclDestroyTensorList{required_, "aclDestroyTensorList"};
   Function<decltype(::aclDestroyScalarList)> aclDestroyScalarList{required_, "aclDestroyScalarList"};
+  Function<decltype(::aclDestroyAclOpExecutor)> aclDestroyAclOpExecutor{required_, "aclDestroyAclOpExecutor"};
   Function<decltype(::aclGetViewShape)> aclGetViewShape{required_, "aclGetViewShape"};
 
   // life and errors
@@ -105,7 +107,21 @@ class Api {
   Function<decltype(::aclrtFreePhysical)> aclrtFreePhysical{optional_, "aclrtFreePhysical"};
   Function<decltype(::aclrtMapMem)> aclrtMapMem{optional_, "aclrtMapMem"};
   Function<decltype(::aclrtUnmapMem)> aclrtUnmapMem{optional_, "aclrtUnmapMem"};
+  // limits, time limits and options
+  Function<decltype(::aclrtGetDeviceResLimit)> aclrtGetDeviceResLimit{optional_, "aclrtGetDeviceResLimit"};
+  Function<decltype(::aclrtSetDeviceResLimit)> aclrtSetDeviceResLimit{optional_, "aclrtSetDeviceResLimit"};
+  Function<decltype(::aclrtGetStreamResLimit)> aclrtGetStreamResLimit{optional_, "aclrtGetStreamResLimit"};
+  Function<decltype(::aclrtSetStreamResLimit)> aclrtSetStreamResLimit{optional_, "aclrtSetStreamResLimit"};
+  Function<decltype(::aclrtResetStreamResLimit)> aclrtResetStreamResLimit{optional_,
+                                                                          "aclrtResetStreamResLimit"};
+  Function<decltype(::aclrtSetOpExecuteTimeOutV2)> aclrtSetOpExecuteTimeOutV2{optional_,
+                                                                              "aclrtSetOpExecuteTimeOutV2"};
+  Function<decltype(::aclrtDeviceTaskAbort)> aclrtDeviceTaskAbort{optional_, "aclrtDeviceTaskAbort"};
+  Function<decltype(::aclSetCompileopt)> aclSetCompileopt{optional_, "aclSetCompileopt"};
+  Function<decltype(::aclGetCompileopt)> aclGetCompileopt{optional_, "aclGetCompileopt"};
+  Function<decltype(::aclGetCompileoptSize)> aclGetCompileoptSize{optional_, "aclGetCompileoptSize"};
   // streams and events
+  Function<decltype(::aclrtResetEvent)> aclrtResetEvent{optional_, "aclrtResetEvent"};
   Function<decltype(::aclrtEventGetTimestamp)> aclrtEventGetTimestamp{optional_, "aclrtEventGetTimestamp"};
   Function<decltype(::aclrtLaunchHostFunc)> aclrtLaunchHostFunc{optional_, "aclrtLaunchHostFunc"};
   Function<decltype(::aclrtCreateEventExWithFlag)> aclrtCreateEventExWithFlag{optional_,

@@ -7,6 +7,7 @@
 
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/dispatch/launch_log.h"
+#include "torch_npu/csrc/dispatch/workspace.h"
 #include "torch_npu/csrc/graph/recording.h"
 #include "torch_npu/csrc/memory/caching_allocator.h"
 
@@ -163,6 +164,12 @@ void AclnnBase::refused(aclError code) const {
 }
 
 void AclnnBase::launch(uint64_t workspace_size, aclOpExecutor* executor) {
+  const detail::WorkspaceMode* mode = detail::workspace_mode;
+  if (mode && mode->largest) [[unlikely]] {
+    *mode->largest = std::max(*mode->largest, static_cast<int64_t>(workspace_size));
+    cann::api().aclDestroyAclOpExecutor(executor);
+    return;
+  }
   calls_.fetch_add(1, std::memory_order_relaxed);
   const auto device = device::current_device();
   const aclrtStream stream = device::current_stream_handle(device);
@@ -171,6 +178,13 @@ void AclnnBase::launch(uint64_t workspace_size, aclOpExecutor* executor) {
     recording->count_node();
   if (workspace_size == 0) {
     cann::check(phase2_(nullptr, 0, executor, stream), name_);
+    return;
+  }
+  if (mode && mode->given) [[unlikely]] {
+    const at::Tensor& given = **mode->given;
+    TORCH_CHECK_VALUE(given.nbytes() >= workspace_size, name_, ": workspace has ", given.nbytes(),
+                      " bytes, but ", workspace_size, " are needed");
+    cann::check(phase2_(given.data_ptr(), workspace_size, executor, stream), name_);
     return;
   }
   // From the pool, and back to it as soon as the launch is on the stream: later users of the block come after

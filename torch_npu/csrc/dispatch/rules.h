@@ -5,6 +5,7 @@
 #include <ATen/core/op_registration/adaption.h>
 #include <c10/util/MaybeOwned.h>
 
+#include <atomic>
 #include <optional>
 
 #include "torch_npu/csrc/dispatch/device_switch.h"
@@ -13,6 +14,14 @@ namespace torch_npu {
 
 /// cubeMathType of CANN's matrix operators: compute in the dtype of the arguments, no HF32.
 inline constexpr int8_t kKeepDtype = 0;
+
+/// The cubeMathType that torch.npu.matmul and torch.npu.conv have chosen for float32.
+struct CubeMath {
+  static inline std::atomic<int8_t> matmul{kKeepDtype};
+  static inline std::atomic<int8_t> convolution{kKeepDtype};
+};
+inline int8_t matmul_math() { return CubeMath::matmul.load(std::memory_order_relaxed); }
+inline int8_t convolution_math() { return CubeMath::convolution.load(std::memory_order_relaxed); }
 
 /// A 0-dim CPU tensor: PyTorch lets it stand beside tensors of any device (Python numbers arrive like this).
 inline bool is_host_scalar(const at::Tensor& tensor) { return tensor.dim() == 0 && tensor.is_cpu(); }

@@ -53,7 +53,7 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
   }
   at::Tensor out = new_output(sizes, input.scalar_type(), input, output_format(input, weight));
   aclnn_convolution(input, weight, bias, at::IntArrayRef(s), at::IntArrayRef(p), at::IntArrayRef(d),
-                    transposed, at::IntArrayRef(op), groups, out, kKeepDtype);
+                    transposed, at::IntArrayRef(op), groups, out, convolution_math());
   return out;
 }
 
@@ -80,7 +80,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   at::Tensor grad_bias = new_output_if(output_mask[2], {grad_output.size(1)}, dtype, input);
   aclnn_convolution_backward(grad_output, input, weight, bias_sizes, at::IntArrayRef(s), at::IntArrayRef(p),
                              at::IntArrayRef(d), transposed, at::IntArrayRef(op), groups, output_mask,
-                             kKeepDtype, grad_input, grad_weight, grad_bias);
+                             convolution_math(), grad_input, grad_weight, grad_bias);
   return {std::move(grad_input), std::move(grad_weight), std::move(grad_bias)};
 }
 
