@@ -107,7 +107,10 @@ bool in_bad_fork() noexcept { return phase.load() == Phase::kForked; }
 
 c10::DeviceIndex device_count() noexcept {
   try {
-    return static_cast<c10::DeviceIndex>(std::min<int>(cann::info().device_count, kMaxDevices));
+    uint32_t count = static_cast<uint32_t>(cann::info().device_count);
+    // Until a device is in use, ASCEND_RT_VISIBLE_DEVICES may still change what the process sees.
+    if (count > 0 && !is_initialized()) cann::api().aclrtGetDeviceCount.checked(&count);
+    return static_cast<c10::DeviceIndex>(std::min<uint32_t>(count, kMaxDevices));
   } catch (...) {
     // PyTorch asks this in places that cannot handle an exception; whoever uses a device gets the reason.
     return 0;

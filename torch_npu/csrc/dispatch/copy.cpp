@@ -12,6 +12,7 @@
 #include "torch_npu/csrc/dispatch/device_switch.h"
 #include "torch_npu/csrc/dispatch/fallback.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
+#include "torch_npu/csrc/dispatch/sync_debug.h"
 #include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu {
@@ -45,6 +46,8 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from, bool non_blocking)
     recording->keep(from.storage());
     recording->count_node();
   }
+  if (!may_return_early)
+    note_synchronization(from.is_privateuseone() ? "a copy to the CPU" : "a copy from the CPU");
   const auto kind = !from.is_privateuseone() ? ACL_MEMCPY_HOST_TO_DEVICE
                     : to.is_privateuseone()  ? ACL_MEMCPY_DEVICE_TO_DEVICE
                                              : ACL_MEMCPY_DEVICE_TO_HOST;
@@ -129,6 +132,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   graph::require_no_recording("tensor.item()",
                               "the host would have to wait for the value, and nothing runs before the replay",
                               self.device().index());
+  note_synchronization("tensor.item()");
   const DeviceSwitch on(self.device().index());
   const aclrtStream stream = device::current_stream_handle(self.device().index());
   alignas(16) std::byte bytes[16];

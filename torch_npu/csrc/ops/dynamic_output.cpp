@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "torch_npu/csrc/device/stream.h"
+#include "torch_npu/csrc/dispatch/sync_debug.h"
 #include "torch_npu/csrc/graph/recording.h"
 
 namespace torch_npu {
@@ -11,6 +12,7 @@ namespace {
 
 const at::Tensor& unrecorded(const char* op, const at::Tensor& tensor) {
   graph::require_no_recording(op, "the shape of its result depends on the data", tensor.device().index());
+  note_synchronization(op);
   return tensor;
 }
 

@@ -8,6 +8,7 @@ namespace torch_npu::python {
 
 void bind_device(py::module_& m);
 void bind_stream(py::module_& m);
+void bind_controls(py::module_& m);
 void bind_random(py::module_& m);
 void bind_fallback(py::module_& m);
 void bind_graph(py::module_& m);

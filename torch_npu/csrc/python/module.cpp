@@ -4,6 +4,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Native part of torch_npu. Private: use torch_npu and torch.npu.";
   torch_npu::python::bind_device(m);
   torch_npu::python::bind_stream(m);
+  torch_npu::python::bind_controls(m);
   torch_npu::python::bind_random(m);
   torch_npu::python::bind_python_line();
   torch_npu::python::bind_fallback(m);
