@@ -205,7 +205,7 @@ def test_fork_and_join_over_streams() -> None:
 
 def test_stream_that_is_not_joined_is_refused() -> None:
     x = torch.randn(4, device="npu")
-    side = torch.npu.Stream()
+    side = torch.npu.Stream(priority=-1)  # of a pool from which no capture stream comes
     graph = torch.npu.NPUGraph()
 
     def fork() -> None:

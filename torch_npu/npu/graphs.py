@@ -14,11 +14,23 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_npu import _C
+from torch_npu.npu import graph_debug as graph_debug
+from torch_npu.npu._npugraph_handlers.dispatch import GraphDispatchMode
 from torch_npu.npu.devices import _lazy_init, current_device, synchronize
 from torch_npu.npu.memory import empty_cache, host_empty_cache
 from torch_npu.npu.streams import Stream, StreamContext, stream
 
-__all__ = ["NPUGraph", "graph", "graph_pool_handle", "is_current_stream_capturing", "make_graphed_callables"]
+__all__ = [
+    "NPUGraph",
+    "graph",
+    "graph_pool_handle",
+    "graph_task_group_begin",
+    "graph_task_group_end",
+    "graph_task_update_begin",
+    "graph_task_update_end",
+    "is_current_stream_capturing",
+    "make_graphed_callables",
+]
 
 PoolId = tuple[int, int]
 Callables = nn.Module | Callable[..., Any]
@@ -37,6 +49,29 @@ def graph_pool_handle() -> PoolId:
     return _C._graph_pool_handle()
 
 
+def graph_task_group_begin(stream: Stream) -> None:
+    """From here to :func:`graph_task_group_end`, work captured on the stream is a group that can be updated."""
+    _C._task_group_begin(stream.npu_stream)
+
+
+def graph_task_group_end(stream: Stream) -> int:
+    """Ends the group; the handle names it to :func:`graph_task_update_begin`."""
+    return _C._task_group_end(stream.npu_stream)
+
+
+def graph_task_update_begin(stream: Stream, handle: int) -> None:
+    """From here to :func:`graph_task_update_end`, work put on the stream replaces that of the captured group.
+
+    It must be the same operators on tensors of the same shapes; lengths and other numbers may differ.
+    """
+    _C._task_update_begin(stream.npu_stream, handle)
+
+
+def graph_task_update_end(stream: Stream) -> None:
+    """Ends the update. Raises, and changes nothing, if it had another number of tasks than the group."""
+    _C._task_update_end(stream.npu_stream)
+
+
 class NPUGraph(_C._NPUGraph):
     """Work captured on a stream, which :meth:`replay` runs again on the same memory.
 
@@ -49,6 +84,8 @@ class NPUGraph(_C._NPUGraph):
     def __init__(self, keep_graph: bool = False) -> None:
         _lazy_init()
         super().__init__(keep_graph)
+        self.graph_dispatch_mode = GraphDispatchMode()
+        self.auto_dispatch_capture = False
 
     def capture_begin(
         self, pool: PoolId | None = None, capture_error_mode: str = "global", check_input_liveness: bool = False
@@ -102,6 +139,25 @@ class NPUGraph(_C._NPUGraph):
         """Accepted as in ``torch.cuda``: operators make the generators known that they draw from."""
         super().register_generator_state(generator)
 
+    def update(self, cpu_update_input: list[dict[str, Any]]) -> None:
+        """Gives attention over a cache, or what else has a handler, other lengths for the next replay.
+
+        Every replay of a graph that was captured with ``auto_dispatch_capture=True`` waits for such an update.
+
+        Args:
+            cpu_update_input: for each such call, in the order of the capture, the new values by their names, such as
+                ``{"actual_seq_lengths_kv": [17]}``; or one such dict for all calls.
+
+        Raises:
+            RuntimeError: the graph was captured without ``auto_dispatch_capture``, or the list has another length.
+        """
+        if not self.auto_dispatch_capture:
+            raise RuntimeError(
+                "NPUGraph.update: the graph was captured without auto_dispatch_capture=True, so that it has no calls "
+                "that can be updated; capture it with torch.npu.graph(g, auto_dispatch_capture=True)"
+            )
+        self.graph_dispatch_mode.update(cpu_update_input)
+
     def node_count(self) -> int:
         """How many operators, copies and other tasks a replay runs."""
         return super().node_count()
@@ -124,6 +180,8 @@ class graph:
         stream: to capture on; by default one that is made for this purpose, one a device.
         capture_error_mode: see :meth:`NPUGraph.capture_begin`.
         check_input_liveness: see :meth:`NPUGraph.capture_begin`.
+        auto_dispatch_capture: whether calls that have a handler (:func:`register_npu_graph_handler`), such as
+            npu_fused_infer_attention_score, are captured so that :meth:`NPUGraph.update` can change their arguments.
 
     If the block raises, the graph is reset.
     """
@@ -137,6 +195,7 @@ class graph:
         stream: torch.Stream | None = None,
         capture_error_mode: str = "global",
         check_input_liveness: bool = False,
+        auto_dispatch_capture: bool = False,
     ) -> None:
         if stream is None:
             stream = self.default_capture_streams.setdefault(current_device(), Stream())
@@ -145,6 +204,7 @@ class graph:
         self.capture_stream = stream
         self.capture_error_mode = capture_error_mode
         self._on_stream = StreamContext(stream)
+        self.npu_graph.auto_dispatch_capture = auto_dispatch_capture
 
     def __enter__(self) -> None:
         synchronize()
@@ -158,8 +218,12 @@ class graph:
         except BaseException:
             self._on_stream.__exit__()
             raise
+        if self.npu_graph.auto_dispatch_capture:
+            self.npu_graph.graph_dispatch_mode.__enter__()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self.npu_graph.auto_dispatch_capture:
+            self.npu_graph.graph_dispatch_mode.__exit__(None, None, None)
         try:
             if error is None:
                 self.npu_graph.capture_end()

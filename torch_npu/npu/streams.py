@@ -5,6 +5,7 @@ a current stream on every device, at first the device's default one.
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,13 +21,16 @@ class Stream(torch.Stream):
     Args:
         device: where it lives; the current device if None.
         priority: negative is high. An NPU knows two: high and normal.
+        is_sync_launch: accepted; operators are launched by the thread that calls them on every stream.
         stream_id, device_index, device_type: instead of the two above, names an existing stream.
 
     Raises:
         RuntimeError: there is no such device or stream.
     """
 
-    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: int) -> "Stream":
+    def __new__(
+        cls, device: DeviceLike = None, priority: int = 0, is_sync_launch: bool = False, **kwargs: int
+    ) -> "Stream":
         if kwargs:
             _C._stream_handle(**kwargs)  # raises if there is no such stream
             return super().__new__(cls, **kwargs)
@@ -60,6 +64,10 @@ class Stream(torch.Stream):
 
     def __repr__(self) -> str:
         return f"<torch_npu.npu.Stream device={self.device} npu_stream={self.npu_stream:#x}>"
+
+
+class SyncLaunchStream(Stream):
+    """A stream whose operators are launched by the thread that calls them. So are those of every stream here."""
 
 
 class ExternalStream(Stream):
@@ -111,6 +119,58 @@ class Event(torch.Event):
     def __repr__(self) -> str:
         state = f"{self.npu_event:#x}" if self.npu_event else "uninitialized"
         return f"<torch_npu.npu.Event {state}>"
+
+
+class ExternalEvent:
+    """An event between a captured graph and work outside it.
+
+    In a capture, ``wait`` is recorded as a wait for the next ``record`` outside, and ``reset`` makes the event ready
+    for another round: so each replay waits until, say, another stream has updated the arguments of one of its tasks.
+    """
+
+    def __init__(self) -> None:
+        self._event = _C._ExternalEvent()
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        """Marks the event in the stream (default: the current one)."""
+        self._event.record(_triple(stream))
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        """Makes later work of the stream (default: the current one) wait for the mark."""
+        self._event.wait(_triple(stream))
+
+    def reset(self, stream: torch.Stream | None = None) -> None:
+        """Takes the mark away, in the stream's order."""
+        self._event.reset(_triple(stream))
+
+    @property
+    def npu_event(self) -> int:
+        """The aclrtEvent, as an address."""
+        return self._event.handle()
+
+    def __repr__(self) -> str:
+        return f"<torch_npu.npu.ExternalEvent {self.npu_event:#x}>"
+
+
+def _triple(stream: torch.Stream | None) -> tuple[int, int, int]:
+    stream = current_stream() if stream is None else stream
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+def _launch_host_func(stream: torch.Stream, function: Callable[[Any], Any], argument: Any) -> None:
+    """Has the stream call ``function(argument)`` on a thread of CANN's, in its order; in a capture at every replay.
+
+    An exception in it is printed and ends nothing. The function must not wait for the stream.
+    """
+    _C._launch_host_function(_triple(stream), function, argument)
+
+
+def _subscribe_report(stream: torch.Stream) -> None:
+    """Nothing: CANN calls host functions on a thread of its own. Accepted for code written for older versions."""
+
+
+def _unsubscribe_report(stream: torch.Stream) -> None:
+    """Nothing, see :func:`_subscribe_report`."""
 
 
 def _wrap(triple: tuple[int, int, int], cls: type = Stream) -> Any:

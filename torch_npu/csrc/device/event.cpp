@@ -57,6 +57,30 @@ void destroy_event(void* event, c10::DeviceIndex index) noexcept {
   }
 }
 
+void* create_external_event() {
+  activate(current_device());
+  void* event = nullptr;
+  cann::api().aclrtCreateEventExWithFlag.checked(&event, ACL_EVENT_EXTERNAL);
+  return event;
+}
+
+void record_external_event(void* event, aclrtStream stream) {
+  activate_any();
+  cann::api().aclrtRecordEvent.checked(event, stream);
+  trace(Trace::kEventRecord, event, stream);
+}
+
+void wait_external_event(void* event, aclrtStream stream) {
+  activate_any();
+  cann::api().aclrtStreamWaitEvent.checked(stream, event);
+  trace(Trace::kEventWait, event, stream);
+}
+
+void reset_event(void* event, aclrtStream stream) {
+  activate_any();
+  cann::api().aclrtResetEvent.checked(event, stream);
+}
+
 double elapsed_milliseconds(void* start, void* end) {
   TORCH_CHECK(start && end, "both events must be recorded before the time between them is known");
   activate_any();

@@ -18,6 +18,13 @@ bool query_event(void* event);
 void synchronize_event(void* event);
 void destroy_event(void* event, c10::DeviceIndex index) noexcept;
 
+/// An event that works of different graphs, and work outside, signal to each other: in a capture a wait is
+/// recorded although nothing recorded in the same graph precedes it. It can be reset in stream order.
+void* create_external_event();
+void record_external_event(void* event, aclrtStream stream);
+void wait_external_event(void* event, aclrtStream stream);
+void reset_event(void* event, aclrtStream stream);
+
 /// Milliseconds between two events that were created with time stamps. Both must be complete.
 double elapsed_milliseconds(void* start, void* end);
 

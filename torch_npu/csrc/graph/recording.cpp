@@ -50,6 +50,11 @@ void Recording::keep(const c10::Storage& storage) {
   if (is_new) found->second = memory::caching_allocator().pin_unless_in(pool, block);
 }
 
+void Recording::keep(std::shared_ptr<void> object) {
+  const std::lock_guard lock(mutex_);
+  kept_objects_.push_back(std::move(object));
+}
+
 RecordedRandom& Recording::random(const at::Generator& generator) {
   const std::lock_guard lock(mutex_);
   RecordedRandom& random = randoms_[generator.unsafeGetGeneratorImpl()];

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -47,6 +48,8 @@ class Recording {
   /// tensors. Memory of the graph's own pool stays anyway, and is shared by tensors that do not live at the
   /// same time.
   void keep(const c10::Storage& storage);
+  /// Keeps an object of other code as long as the graph.
+  void keep(std::shared_ptr<void> object);
   void count_node() { nodes_.fetch_add(1, std::memory_order_relaxed); }
   size_t nodes() const { return nodes_.load(std::memory_order_relaxed); }
 
@@ -66,6 +69,7 @@ class Recording {
   std::unordered_map<memory::Block*, bool> kept_blocks_;
   std::vector<c10::Storage>
       kept_storages_;  // of memory that is not from the allocator, such as pinned memory
+  std::vector<std::shared_ptr<void>> kept_objects_;
   std::map<c10::GeneratorImpl*, RecordedRandom> randoms_;
 };
 
@@ -86,6 +90,13 @@ inline Recording* current_recording(c10::DeviceIndex device = -1) {
   return detail::current_recording(device);
 }
 
+/// The same for one stream.
+inline Recording* recording_on(aclrtStream stream) {
+  if (detail::active_captures.load(std::memory_order_relaxed) == 0) [[likely]]
+    return nullptr;
+  return detail::recording_on(stream);
+}
+
 /// Raises RuntimeError if the work of this thread is recorded: `what` ("aten::nonzero"), which line called
 /// it, and `why` it cannot be ("the shape of its result depends on data").
 inline void require_no_recording(const char* what, const char* why, c10::DeviceIndex device = -1) {
@@ -95,9 +106,7 @@ inline void require_no_recording(const char* what, const char* why, c10::DeviceI
 
 /// The same for a call that waits for one stream.
 inline void require_no_recording_on(aclrtStream stream, const char* what) {
-  if (detail::active_captures.load(std::memory_order_relaxed) == 0) [[likely]]
-    return;
-  if (const Recording* recording = detail::recording_on(stream))
+  if (const Recording* recording = recording_on(stream)) [[unlikely]]
     detail::refuse(*recording, what, "the host would have to wait, and nothing runs before the replay");
 }
 

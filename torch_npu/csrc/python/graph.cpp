@@ -1,5 +1,8 @@
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
+#include "torch_npu/csrc/cann/cann.h"
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/device/stream.h"
 #include "torch_npu/csrc/graph/npu_graph.h"
@@ -27,6 +30,24 @@ struct DeleteWithoutGil {
   }
 };
 
+/// Groups of tasks in a captured graph that other arguments can be given. A stream crosses as the address of
+/// its handle.
+void bind_task_groups(py::module_& m) {
+  const auto stream_at = [](uintptr_t address) { return reinterpret_cast<aclrtStream>(address); };
+  m.def("_task_group_begin",
+        [=](uintptr_t s) { cann::api().aclmdlRICaptureTaskGrpBegin.checked(stream_at(s)); });
+  m.def("_task_group_end", [=](uintptr_t s) {
+    aclrtTaskGrp group = nullptr;
+    cann::api().aclmdlRICaptureTaskGrpEnd.checked(stream_at(s), &group);
+    return reinterpret_cast<uintptr_t>(group);
+  });
+  m.def("_task_update_begin", [=](uintptr_t s, uintptr_t group) {
+    cann::api().aclmdlRICaptureTaskUpdateBegin.checked(stream_at(s), reinterpret_cast<aclrtTaskGrp>(group));
+  });
+  m.def("_task_update_end",
+        [=](uintptr_t s) { cann::api().aclmdlRICaptureTaskUpdateEnd.checked(stream_at(s)); });
+}
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
@@ -53,7 +74,19 @@ void bind_graph(py::module_& m) {
         return std::map<std::string, int64_t>{
             {"peak", memory.peak}, {"kept", memory.kept}, {"total", memory.total}};
       });
+  bind_task_groups(m);
   m.def("_graph_pool_handle", &graph::pool_handle);
+  m.def("_empty_strided_npu", [](at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
+    return at::empty_strided(sizes, strides, at::TensorOptions().device(at::kPrivateUse1).dtype(dtype));
+  });
+  // The same memory without owning it. A graph that works on it keeps it.
+  m.def("_weak_ref_tensor", [](const at::Tensor& tensor) {
+    return at::for_blob(tensor.data_ptr(), tensor.sizes())
+        .strides(tensor.strides())
+        .target_device(tensor.device())
+        .options(tensor.options())
+        .make_tensor();
+  });
   // For work that is launched with addresses, of which the graph cannot see whose memory they are.
   m.def("_graph_keep", [](const at::Tensor& tensor) {
     if (graph::Recording* recording = graph::current_recording(tensor.device().index())) {

@@ -1,0 +1,1 @@
+"""Operators whose arguments captured graphs can be given anew."""
