@@ -22,13 +22,19 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 
 # Imported when first asked for, so that `import torch` stays fast. torchtitan_npu builds on this package.
-_LAZY_MODULES = {"optim"}
+_LAZY_MODULES = {"optim", "utils"}
 _LAZY_NAMES = {
+    "Format": "torch_npu.formats",
     "check_races": "torch_npu.npu._sanitizer",
     "enable_graph": "torchtitan_npu.sinking",
     "fusion_table": "torch_npu.fusion",
+    "get_npu_format": "torch_npu.formats",
+    "get_storage_size": "torch_npu.utils.combine_tensors",
     "graph_report": "torchtitan_npu.sinking",
     "npu_apply_adam_w": "torch_npu.optim.adam_w",
+    "npu_change_data_ptr": "torch_npu.utils.combine_tensors",
+    "print_npugraph_tensor": "torch_npu.npu.graph_debug",
+    "save_npugraph_tensor": "torch_npu.npu.graph_debug",
 }
 
 _load_error: str | None = None
