@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_npu import inductor
+from torch_npu import _inductor
 
 
 def register(module: ModuleType) -> None:
@@ -21,7 +21,7 @@ def register(module: ModuleType) -> None:
         if name.startswith(prefix):
             sys.modules["torch.npu." + name.removeprefix(prefix)] = submodule
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    inductor.install()
+    _inductor.install()
     setattr(torch.Tensor, "__dlpack_device__", _with_npu(torch.Tensor.__dlpack_device__))  # noqa: B010
 
 
