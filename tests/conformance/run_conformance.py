@@ -102,12 +102,13 @@ def run_file(arguments: argparse.Namespace, soc: str, subject: str, file: Path) 
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) / "events"
         command = [arguments.python, str(HERE / "run_file.py"), str(file), str(events)]
+        env = environment(soc, Path(folder))
         if arguments.adapter == "ours":
-            command += ["--testing", str(checkout("ASCEND_PYTORCH"))]
+            env |= {"PYTHONPATH": str(HERE / "helpers"), "ASCEND_PYTORCH": str(checkout("ASCEND_PYTORCH"))}
         with (Path(folder) / "output").open("w+") as output:
             process = subprocess.Popen(
                 command,
-                env=environment(soc, Path(folder)),
+                env=env,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -1,6 +1,6 @@
 """Runs one test file of the vendor's in this process and writes what happened, a line of JSON for each event.
 
-python run_file.py FILE EVENTS [--testing FOLDER]
+python run_file.py FILE EVENTS
 
 Events: {"start": test}, {"test": test, "outcome": "passed" | "failed" | "skipped", "cause": text}, {"end": true}. A
 test that started and has no outcome is the one in which the process ended.
@@ -9,47 +9,15 @@ test that started and has no outcome is the one in which the process ended.
 from __future__ import annotations
 
 import argparse
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import json
 import os
 import sys
 import traceback
 import unittest
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
-
-
-class HelpersOfTheTests(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Lets ``torch_npu.testing`` and what it needs of ``torch_npu.utils`` come from the vendor's checkout.
-
-    They are part of the vendor's tests (comparison, decorators), as ``torch.testing._internal`` is of torch's, and
-    belong to whichever plug-in is tested. Packages stay empty: the vendor's initialisation patches torch's OpInfo.
-    """
-
-    packages = ("torch_npu.testing", "torch_npu.testing._internal", "torch_npu.utils")
-    modules = ("torch_npu.testing.", "torch_npu.utils._path_manager")
-
-    def __init__(self, checkout: Path) -> None:
-        self.checkout = checkout
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        place = self.checkout / name.replace(".", "/")
-        if name in self.packages:
-            spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
-            spec.submodule_search_locations = [str(place)]
-            return spec
-        if name.startswith(self.modules) and place.with_suffix(".py").exists():
-            return importlib.util.spec_from_file_location(name, place.with_suffix(".py"))
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """The package itself has no contents."""
 
 
 class Recorder(unittest.TestResult):
@@ -111,7 +79,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("events", type=Path)
-    parser.add_argument("--testing", type=Path, help="checkout whose torch_npu.testing is used")
     arguments = parser.parse_args()
     file = arguments.file.resolve()
     sys.argv = [str(file)]
@@ -120,8 +87,6 @@ def main() -> None:
     with arguments.events.open("w") as events:
         recorder = Recorder(events)
         try:
-            if arguments.testing:
-                sys.meta_path.insert(0, HelpersOfTheTests(arguments.testing))
             suite = unittest.defaultTestLoader.loadTestsFromModule(load(file))
         except unittest.SkipTest as skip:
             recorder.write(test="(the file)", outcome="skipped", cause=str(skip))
