@@ -172,3 +172,55 @@ def test_captured_graphs_ask_for_the_largest_workspace() -> None:
     for op in aclnn_ops().values():
         assert hasattr(library, f"{op.symbol}GetMaxWorkspaceSize") == op.max_workspace
     assert sum(op.max_workspace for op in aclnn_ops().values()) >= 2
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "TND"])
+def test_later_forms_of_attention_are_the_same_function(layout: str) -> None:
+    """FlashAttentionScoreV4 and its gradient take what the forms for one layout take."""
+    lengths = [3, 7]  # where each sequence ends
+    q, k, v, dy = (torch.randn(7, 2, 16) if layout == "TND" else torch.randn(1, 2, 7, 16) for _ in range(4))
+    sums = (7, 2, 8) if layout == "TND" else (1, 2, 7, 8)
+
+    def forward(op: str, *between: object) -> list[torch.Tensor]:
+        largest, total, out = torch.empty(sums), torch.empty(sums), torch.empty_like(q)
+        call(op, q, k, v, None, None, None, None, *between, largest, total, None, out)
+        return [largest, total, out]
+
+    ends = (lengths, lengths) if layout == "TND" else (None, None)
+    common = (0.25, 1.0, 65536, 65536, 2, layout, 0, 0)
+    new = forward("FlashAttentionScoreV4", *[None] * 7, *ends, None, None, *common, 0, 1, "", 0, 0)
+    if layout == "TND":
+        old = forward("FlashAttentionVarLenScore", None, *ends, *common)
+    else:
+        old = forward("FlashAttentionScore", None, *common)
+    for actual, expected in zip(new, old, strict=True):
+        assert torch.equal(actual, expected)
+    scores = torch.einsum("tnd,snd->nts", q, k) if layout == "TND" else (q @ k.mT)[0]
+    if layout == "TND":
+        same = torch.arange(7)[:, None].lt(3) == torch.arange(7).lt(3)
+        scores = scores.masked_fill(~same, float("-inf"))
+    weights = (scores.double() * 0.25).softmax(-1)
+    reference = torch.einsum("nts,snd->tnd", weights, v.double()) if layout == "TND" else weights @ v[0].double()
+    assert_close(new[2].view(reference.shape), reference, terms=16)
+
+    def backward(op: str, before: tuple[object, ...], *after: object) -> list[torch.Tensor]:
+        gradients = [torch.empty_like(q) for _ in range(3)]
+        given = (None, None, None, None, new[0], new[1], None, new[2])
+        if op == "FlashAttentionScoreGradV4":
+            call(op, q, k, v, dy, *given, *before, *gradients, *after)
+        else:
+            call(op, q, k, v, dy, *given, *before, *gradients, None)
+        return gradients
+
+    plain = (0.25, 1.0, 65536, 65536, 2, layout)
+    newer = backward(
+        "FlashAttentionScoreGradV4",
+        (*[None] * 9, *ends, None, None, *plain, "", 0, 0, 1, 0, 0, 0),
+        *[None] * 4,
+    )
+    if layout == "TND":
+        older = backward("FlashAttentionUnpaddingScoreGrad", (None, *ends, *common))
+    else:
+        older = backward("FlashAttentionScoreGrad", (None, *common))
+    for actual, expected in zip(newer, older, strict=True):
+        assert torch.equal(actual, expected)

@@ -211,4 +211,57 @@ void FlashAttentionUnpaddingScoreGradV5(
   }
 }
 
+void FlashAttentionScoreV4(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           const Optional& realShift, const Optional& dropMask, const Optional& paddingMask,
+                           const Optional& attenMask, const Optional&, const Optional&, const Optional&,
+                           const Optional&, const Optional&, const Optional&, at::OptionalIntArrayRef prefix,
+                           at::OptionalIntArrayRef actualSeqQLen, at::OptionalIntArrayRef actualSeqKvLen,
+                           at::OptionalIntArrayRef qStartIdx, at::OptionalIntArrayRef kvStartIdx,
+                           double scaleValue, double keepProb, int64_t preTokens, int64_t nextTokens,
+                           int64_t headNum, std::string_view inputLayout, int64_t innerPrecise,
+                           int64_t sparseMode, int64_t, int64_t pseType, std::string_view softmaxOutLayout,
+                           int64_t, int64_t, const Optional& softmaxMax, const Optional& softmaxSum,
+                           const Optional& softmaxOut, at::Tensor& attentionOut) {
+  if (inputLayout == "TND") {
+    return FlashAttentionVarLenScoreV5(query, std::nullopt, key, std::nullopt, value, realShift, dropMask,
+                                       paddingMask, attenMask, std::nullopt, prefix, actualSeqQLen,
+                                       actualSeqKvLen, qStartIdx, kvStartIdx, scaleValue, keepProb, preTokens,
+                                       nextTokens, headNum, inputLayout, innerPrecise, sparseMode, pseType,
+                                       softmaxOutLayout, softmaxMax, softmaxSum, softmaxOut, attentionOut);
+  }
+  FlashAttentionScoreV3(query, key, value, realShift, dropMask, paddingMask, attenMask, std::nullopt, prefix,
+                        qStartIdx, kvStartIdx, scaleValue, keepProb, preTokens, nextTokens, headNum,
+                        inputLayout, innerPrecise, sparseMode, pseType, softmaxMax, softmaxSum, softmaxOut,
+                        attentionOut);
+}
+
+void FlashAttentionScoreGradV4(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                               const at::Tensor& dy, const Optional& pseShift, const Optional& dropMask,
+                               const Optional& paddingMask, const Optional& attenMask,
+                               const Optional& softmaxMax, const Optional& softmaxSum,
+                               const Optional& softmaxIn, const Optional& attentionIn, const Optional& sink,
+                               const Optional&, const Optional&, const Optional&, const Optional&,
+                               const Optional&, const Optional&, const Optional&,
+                               at::OptionalIntArrayRef prefix, at::OptionalIntArrayRef actualSeqQLen,
+                               at::OptionalIntArrayRef actualSeqKvLen, at::OptionalIntArrayRef qStartIdx,
+                               at::OptionalIntArrayRef kvStartIdx, double scaleValue, double keepProb,
+                               int64_t preTokens, int64_t nextTokens, int64_t headNum,
+                               std::string_view inputLayout, std::string_view softmaxInLayout,
+                               int64_t innerPrecise, int64_t sparseMode, int64_t pseType, int64_t, int64_t,
+                               int64_t, at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const Optional&,
+                               const Optional&, const Optional& dpse, const Optional& dsink) {
+  if (inputLayout == "TND") {
+    return FlashAttentionUnpaddingScoreGradV5(
+        query, std::nullopt, key, std::nullopt, value, dy, pseShift, dropMask, paddingMask, attenMask,
+        softmaxMax, softmaxSum, softmaxIn, attentionIn, sink, prefix, actualSeqQLen, actualSeqKvLen,
+        qStartIdx, kvStartIdx, scaleValue, keepProb, preTokens, nextTokens, headNum, inputLayout,
+        innerPrecise, sparseMode, pseType, softmaxInLayout, dq, std::nullopt, dk, std::nullopt, dv, dpse,
+        dsink);
+  }
+  FlashAttentionScoreGradV3(query, key, value, dy, pseShift, dropMask, paddingMask, attenMask, softmaxMax,
+                            softmaxSum, softmaxIn, attentionIn, sink, prefix, qStartIdx, kvStartIdx,
+                            scaleValue, keepProb, preTokens, nextTokens, headNum, inputLayout, innerPrecise,
+                            sparseMode, pseType, dq, dk, dv, dpse, dsink);
+}
+
 }  // namespace cann_host::host
