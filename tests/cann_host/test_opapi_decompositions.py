@@ -128,6 +128,13 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     assert_close(distances, torch.cdist(x.double(), y.double()))
 
 
+def test_sign_of_complex_numbers() -> None:
+    x = torch.tensor([3 + 4j, 0, -2j, -5])
+    out = torch.empty_like(x)
+    call("Sign", x, out)
+    assert_close(out, torch.sgn(x))
+
+
 def test_division_of_integers_in_place_is_cast_back() -> None:
     x = torch.arange(1, 101, dtype=torch.int32)
     for mode, name in ((1, "trunc"), (2, "floor")):
