@@ -21,7 +21,8 @@ _handles: dict[tuple[int, int], int] = {}
 
 def current_stream_handle() -> int:
     """The aclrtStream that work of the calling thread goes to."""
-    stream = torch.accelerator.current_stream()
+    # torch.accelerator.current_stream() without its layers of Python: every call of a compiled graph asks.
+    stream = torch._C._accelerator_getStream(torch._C._accelerator_getDeviceIndex())
     key = stream.device_index, stream.stream_id
     handle = _handles.get(key)
     if handle is None:

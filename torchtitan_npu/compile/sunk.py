@@ -67,7 +67,7 @@ class SunkPlan:
     def _find(self, arguments: list[Any]) -> _Recording | None:
         if self._last is None:
             _require_npu_tensors(arguments)
-        addresses = [a.data_ptr() for a in arguments]
+        addresses = list(map(Tensor.data_ptr, arguments))
         for number in self._places:
             addresses[number] = 0
         last, self._last = self._last, addresses
