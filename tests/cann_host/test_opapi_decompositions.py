@@ -128,6 +128,18 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     assert_close(distances, torch.cdist(x.double(), y.double()))
 
 
+@pytest.mark.parametrize("size", [0, 6])
+def test_log_sigmoid_with_and_without_buffer(size: int) -> None:
+    x, grad = torch.randn(6, requires_grad=True), torch.randn(6)
+    out, buffer, gradient = torch.empty(6), torch.empty(size), torch.empty(6)
+    call("LogSigmoidForward", x.detach(), out, buffer)
+    call("LogSigmoidBackward", grad, x.detach(), buffer, gradient)
+    expected = F.logsigmoid(x)
+    assert_close(out, expected.detach())
+    expected.backward(grad)
+    assert_close(gradient, x.grad)
+
+
 def test_sign_of_complex_numbers() -> None:
     x = torch.tensor([3 + 4j, 0, -2j, -5])
     out = torch.empty_like(x)
