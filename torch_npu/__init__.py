@@ -26,6 +26,7 @@ _LAZY_MODULES = {"optim", "utils"}
 _LAZY_NAMES = {
     "Format": "torch_npu.formats",
     "check_races": "torch_npu.npu._sanitizer",
+    "clear_unfused_report": "torch_npu.fusion",
     "enable_graph": "torchtitan_npu.sinking",
     "fusion_table": "torch_npu.fusion",
     "get_npu_format": "torch_npu.formats",
@@ -35,6 +36,7 @@ _LAZY_NAMES = {
     "npu_change_data_ptr": "torch_npu.utils.combine_tensors",
     "print_npugraph_tensor": "torch_npu.npu.graph_debug",
     "save_npugraph_tensor": "torch_npu.npu.graph_debug",
+    "unfused_report": "torch_npu.fusion",
 }
 
 _load_error: str | None = None

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Fusion", "FusionTable", "fusion_table"]
+from torch_npu import _C
+
+__all__ = [
+    "Fusion",
+    "FusionTable",
+    "UnfusedCall",
+    "UnfusedReport",
+    "clear_unfused_report",
+    "fusion_table",
+    "unfused_report",
+]
 
 
 @dataclass(frozen=True)
@@ -21,18 +32,24 @@ class FusionTable(list[Fusion]):
     """The fusions. Prints as a table."""
 
     def __str__(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
+        rows = [(f.function, f.operator, f.condition, f.otherwise) for f in self]
+        title = "functions that run as one operator on device npu"
+        return _printed(title, ("function", "operator", "when", "otherwise"), rows)
 
-        table = Table(title="functions that run as one operator on device npu")
-        for name in ("function", "operator", "when", "otherwise"):
-            table.add_column(name)
-        for f in self:
-            table.add_row(f.function, f.operator, f.condition, f.otherwise)
-        console = Console(width=160)
-        with console.capture() as capture:
-            console.print(table)
-        return capture.get()
+
+def _printed(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for name in columns:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
 
 
 _FLOATS = "float16, bfloat16, float32"
@@ -63,6 +80,40 @@ _TABLE = [
         "foreach operators (torch._foreach_*)", "aclnnForeach*", "lists of one dtype, shape by shape", "CPU fallback"
     ),
 ]
+
+
+@dataclass(frozen=True)
+class UnfusedCall:
+    """Calls of one function that its fused operator did not take, for one reason."""
+
+    function: str  # "scaled_dot_product_attention"
+    reason: str  # what the operator needs
+    calls: int
+    first_line: str  # the Python line that asked first
+
+
+class UnfusedReport(list[UnfusedCall]):
+    """The calls, most frequent first. Prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [(c.function, c.reason, str(c.calls), c.first_line) for c in self]
+        if not rows:
+            return "every call was fused\n"
+        return _printed("functions that were composed", ("function", "reason", "calls", "first Python line"), rows)
+
+
+def unfused_report() -> UnfusedReport:
+    """Calls of ``scaled_dot_product_attention`` and ``rms_norm`` that were composed of several operators, and why.
+
+    Since the start or the last :func:`clear_unfused_report`.
+    """
+    calls = [UnfusedCall(c.function, c.reason, c.calls, c.first_line) for c in _C._unfused_calls()]
+    return UnfusedReport(sorted(calls, key=lambda c: -c.calls))
+
+
+def clear_unfused_report() -> None:
+    """Forgets the calls so far."""
+    _C._unfused_calls_clear()
 
 
 def fusion_table() -> FusionTable:

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 
+#include "torch_npu/csrc/dispatch/unfused.h"
 #include "torch_npu/csrc/ops/kernel.h"
 
 namespace torch_npu::ops {
@@ -78,18 +79,51 @@ double scale_of(const at::Tensor& query, std::optional<double> scale) {
   return scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))));
 }
 
+/// Why the fused operator does not take an attention; null where it does. It takes what PyTorch's CPU flash
+/// attention takes.
+const char* why_unfused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                        const Optional& attn_mask, double dropout_p, bool is_causal,
+                        std::optional<double> scale, bool enable_gqa) {
+  if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) {
+    return "query, key and value must have 4 dimensions: batch, heads, sequence, head size";
+  }
+  for (const auto* t : {&query, &key, &value}) {
+    if (!takes(kHalfAndFloat, *t)) return "query, key and value must be float16, bfloat16 or float32";
+  }
+  if (!native(aclnn_flash_attention, kHalfAndFloat, query, key, value) ||
+      !aclnn_flash_attention_grad.available()) {
+    return "CANN lacks aclnnFlashAttentionScoreV2 or its gradient, or a tensor is not on the device";
+  }
+  if (at::cpu::_fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) ==
+      static_cast<int64_t>(sdp::SDPBackend::flash_attention)) {
+    return nullptr;
+  }
+  if (!at::globalContext().userEnabledFlashSDP()) return "flash attention is switched off";
+  if (dropout_p > 0) return "dropout_p must be 0; npu_fusion_attention drops";
+  if (attn_mask.has_value() && attn_mask->requires_grad()) {
+    return "attn_mask must not need a gradient; npu_fusion_attention gives one to pse";
+  }
+  const auto size = query.sym_size(3);
+  if (size != key.sym_size(3) || size != value.sym_size(3)) {
+    return "query, key and value must have heads of one size";
+  }
+  if (!enable_gqa && query.sym_size(1) != key.sym_size(1)) {
+    return "key and value must have query's number of heads, or enable_gqa must be set";
+  }
+  return "batches must be equal, heads must divide, nothing may be empty, a head's elements must be "
+         "neighbours, "
+         "and attn_mask must broadcast to [batch, heads, queries, keys]";
+}
+
 }  // namespace
 
-/// The fused operator takes what PyTorch's CPU flash attention takes; anything else is composed.
 int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const Optional& attn_mask, double dropout_p, bool is_causal,
                          std::optional<double> scale, bool enable_gqa) {
-  const bool fused =
-      native(aclnn_flash_attention, kHalfAndFloat, query, key, value) &&
-      aclnn_flash_attention_grad.available() && query.dim() == 4 &&
-      at::cpu::_fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) ==
-          static_cast<int64_t>(sdp::SDPBackend::flash_attention);
-  return static_cast<int64_t>(fused ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
+  const char* reason = why_unfused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+  if (reason == nullptr) return static_cast<int64_t>(sdp::SDPBackend::overrideable);
+  note_unfused("scaled_dot_product_attention", reason);
+  return static_cast<int64_t>(sdp::SDPBackend::math);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t, int64_t, at::Tensor, at::Tensor,

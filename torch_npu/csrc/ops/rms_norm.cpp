@@ -9,6 +9,7 @@
 #include "adapter/npu_calls.h"
 #include "torch_npu/csrc/dispatch/npu_operator.h"
 #include "torch_npu/csrc/dispatch/rules.h"
+#include "torch_npu/csrc/dispatch/unfused.h"
 #include "torch_npu/csrc/ops/nn_sizes.h"
 
 namespace torch_npu::ops {
@@ -21,14 +22,26 @@ double epsilon_of(at::ScalarType dtype) {
                                 : std::numeric_limits<float>::epsilon();
 }
 
+/// Why npu_rms_norm does not take the arguments; null where it does.
+const char* why_unfused(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                        const std::optional<at::Tensor>& weight) {
+  if (!given(weight)) return "weight must be given";
+  if (!input.is_privateuseone() || !weight->is_privateuseone()) return "both tensors must be on the device";
+  if (!takes(kHalfAndFloat, input)) return "input must be float16, bfloat16 or float32";
+  if (!same_dtype(*weight, input)) return "weight must have input's dtype";
+  const bool shapes_fit = weight->sym_sizes() == normalized_shape && weight->dim() <= input.dim() &&
+                          input.sym_sizes().slice(input.dim() - weight->dim()) == normalized_shape;
+  if (!shapes_fit) return "weight must have the shape of input's last dimensions";
+  return input.numel() == 0 ? "input must not be empty" : nullptr;
+}
+
 bool fits(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
           const std::optional<at::Tensor>& weight) {
   // Compilers trace the composition, which they fuse with its neighbours.
   if (input.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) return false;
-  return given(weight) && input.is_privateuseone() && weight->is_privateuseone() &&
-         takes(kHalfAndFloat, input) && same_dtype(*weight, input) &&
-         weight->sym_sizes() == normalized_shape && weight->dim() <= input.dim() &&
-         input.sym_sizes().slice(input.dim() - weight->dim()) == normalized_shape && input.numel() > 0;
+  const char* reason = why_unfused(input, normalized_shape, weight);
+  if (reason != nullptr) note_unfused("rms_norm", reason);
+  return reason == nullptr;
 }
 
 /// As PyTorch's own rms_norm, which libtorch does not export.

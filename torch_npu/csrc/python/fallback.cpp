@@ -1,8 +1,9 @@
-// What ran natively and what fell back to the CPU, for Python.
+// What ran natively, what fell back to the CPU and what was composed, for Python.
 #include "torch_npu/csrc/dispatch/fallback.h"
 
 #include "torch_npu/csrc/dispatch/aclnn.h"
 #include "torch_npu/csrc/dispatch/ledger.h"
+#include "torch_npu/csrc/dispatch/unfused.h"
 #include "torch_npu/csrc/python/bindings.h"
 
 namespace torch_npu::python {
@@ -26,6 +27,13 @@ void bind_fallback(py::module_& m) {
         [](FallbackPolicy policy) { return FallbackLedger::get().set_policy(policy); });
   m.def("_native_calls", &AclnnBase::calls);
   m.def("_native_calls_clear", &AclnnBase::clear_calls);
+  py::class_<UnfusedCall>(m, "_UnfusedCall")
+      .def_readonly("function", &UnfusedCall::function)
+      .def_readonly("reason", &UnfusedCall::reason)
+      .def_readonly("calls", &UnfusedCall::calls)
+      .def_readonly("first_line", &UnfusedCall::first_line);
+  m.def("_unfused_calls", &unfused_calls);
+  m.def("_unfused_calls_clear", &clear_unfused_calls);
 
   register_fallbacks();
 }
