@@ -45,11 +45,11 @@ class Runtime:
         assert function.value is not None
         return function.value
 
-    def ensure_device(self) -> None:
-        """Makes device 0 current if the thread has none."""
+    def ensure_device(self, index: int = 0) -> None:
+        """Makes a device current if the thread has none."""
         device = ctypes.c_int32()
         if self.get_device(ctypes.byref(device)):
-            self.check(self.set_device(0))
+            self.check(self.set_device(index))
 
 
 @functools.cache

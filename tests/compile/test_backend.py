@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -356,3 +358,16 @@ def test_two_passes_divide() -> None:
 def test_padding_by_nothing_is_no_operator() -> None:
     check(lambda x: F.pad(x, (0, 0, 0, 0)) * 2, torch.randn(3, 5))
     assert reports()[0].passes["remove_redundant_copies"] == 1
+
+
+@pytest.mark.slow
+def test_a_backward_that_is_the_first_work_of_its_thread() -> None:
+    """Of autograd's, which no operator has made known to the device yet: in a process of its own."""
+    program = """
+import torch, torchtitan_npu.compile
+x, weights = torch.randn(3, 5).npu().requires_grad_(), torch.randn(3, 5).npu()
+y = torch.compile(torch.tanh, backend="npu")(x)
+(grad,) = torch.autograd.grad(y, x, weights)
+torch.testing.assert_close(grad, weights * (1 - y.detach().square()))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

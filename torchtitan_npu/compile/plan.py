@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from graph_autofusion.host.launcher import runtime
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.instance import PlanInstance, write_instance
 from torchtitan_npu.compile.passes import is_written
@@ -46,6 +47,8 @@ class Plan:
     def __call__(self, arguments: list[Any]) -> tuple[Any, ...]:
         # Arena and launch arguments are the instance's: one thread at a time runs the plan, one stream after another.
         with self._lock:
+            # A thread of autograd whose first work is this plan has chosen a device, and CANN does not know yet.
+            runtime().ensure_device(torch._C._accelerator_getDeviceIndex())
             if npu.is_current_stream_capturing():
                 return self._record(arguments)
             stream = current_stream_handle()
