@@ -111,6 +111,37 @@ def test_cross_entropy(reduction: str, weighted: bool, smoothing: float, dtype: 
     assert zloss.numel() == 0
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_z_loss(reduction: str, dtype: torch.dtype) -> None:
+    """A second loss beside the first, with a gradient of its own."""
+    torch.manual_seed(0)
+    logits, target = torch.randn(9, 37).to(dtype), torch.randint(0, 37, (9,))
+    target[3] = -100
+    reference, actual = logits.double().requires_grad_(), logits.npu().requires_grad_()
+    loss, _, zloss, lse = torch_npu.npu_cross_entropy_loss(
+        actual, target.npu(), reduction=reduction, lse_square_scale_for_zloss=0.1, return_zloss=True
+    )
+    squares = 0.1 * reference.logsumexp(1).square() * (target != -100)
+    expected = {"mean": squares.sum().reshape(1) / 8, "sum": squares.sum().reshape(1), "none": squares}[reduction]
+    epsilon = torch.finfo(dtype).eps
+    torch.testing.assert_close(zloss.cpu().double(), expected, rtol=4 * epsilon, atol=4 * epsilon)
+    torch.testing.assert_close(lse.cpu().double(), reference.logsumexp(1), rtol=4 * epsilon, atol=0)
+    both = F.cross_entropy(reference, target, reduction=reduction).sum() + 3 * expected.sum()
+    both.backward()
+    (loss.sum() + 3 * zloss.sum()).backward()
+    torch.testing.assert_close(actual.grad.cpu().double(), reference.grad, rtol=16 * epsilon, atol=16 * epsilon)
+
+
+def test_z_loss_without_a_gradient_of_the_loss() -> None:
+    logits, target = torch.randn(4, 7).npu().requires_grad_(), torch.zeros(4, dtype=torch.int64).npu()
+    _, _, zloss, _ = torch_npu.npu_cross_entropy_loss(logits, target, lse_square_scale_for_zloss=0.5, return_zloss=True)
+    zloss.backward()
+    wide = logits.detach().cpu().double().requires_grad_()
+    (0.5 * wide.logsumexp(1).square().mean()).backward()
+    torch.testing.assert_close(logits.grad.cpu().double(), wide.grad, rtol=1e-5, atol=1e-6)
+
+
 def test_top_k_top_p() -> None:
     torch.manual_seed(0)
     logits = torch.randn(4, 50)
@@ -135,6 +166,28 @@ def test_scatter_into_a_paged_cache(dtype: torch.dtype) -> None:
         expected = torch.zeros(12, 2, 4, dtype=dtype)
         expected[slots[slots >= 0]] = tokens[slots >= 0]
         torch.testing.assert_close(cache.cpu().view(12, 2, 4), expected)
+
+
+def test_scatter_into_a_paged_nz_cache() -> None:
+    """The default: 16 neighbouring elements of a token lie beside each other, pages behind them."""
+    key, value = torch.randn(5, 2, 16), torch.randn(5, 2, 24)
+    caches = [torch.zeros(3, width // 16, 4, 16, device="npu") for width in (32, 48)]
+    slots = torch.tensor([0, 5, -1, 11, 2], dtype=torch.int32)
+    torch_npu.npu_scatter_pa_kv_cache(key.npu(), value.npu(), *caches, slots.npu())
+    for cache, tokens in zip(caches, (key, value), strict=True):
+        expected = torch.zeros(12, tokens[0].numel())
+        expected[slots[slots >= 0].long()] = tokens[slots >= 0].flatten(1)
+        by_token = cache.cpu().transpose(1, 2).reshape(12, -1)
+        torch.testing.assert_close(by_token, expected)
+
+
+def test_scatter_refuses_caches_of_other_sizes() -> None:
+    key = torch.randn(5, 2, 16).npu()
+    caches = [torch.zeros(3, 3, 4, 16, device="npu") for _ in range(2)]
+    with pytest.raises(RuntimeError, match="takes 48 elements a token"):
+        torch_npu.npu_scatter_pa_kv_cache(key, key, *caches, torch.arange(5).npu())
+    with pytest.raises(ValueError, match=r"cache_mode must be 'Norm' \(or None\) or 'PA_NZ'"):
+        torch_npu.npu_scatter_pa_kv_cache(key, key, *caches, torch.arange(5).npu(), cache_mode="PA")
 
 
 def boxes(count: int, seed: int) -> Tensor:

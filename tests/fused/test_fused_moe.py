@@ -127,6 +127,97 @@ def test_routing_there_and_back(active: list[int]) -> None:
     torch.testing.assert_close(result.cpu(), x + x * share, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("quant_mode", [-1, 0, 1])
+def test_routing_with_a_capacity(quant_mode: int) -> None:
+    """Two rows an expert: more are dropped, missing ones are zero."""
+    torch.manual_seed(0)
+    x, experts, capacity = torch.randn(7, 12), choices().int(), 2
+    scale = {-1: torch.rand(7), 0: torch.tensor([20.0]), 1: torch.rand(4, 12) + 0.5}[quant_mode]
+    offset = torch.tensor([3.0]).npu() if quant_mode == 0 else None
+    expanded, row_idx, counts, scales = torch_npu.npu_moe_init_routing_v2(
+        x.npu(), experts.npu(), scale=scale.npu(), offset=offset, expert_num=4, expert_capacity=capacity,
+        drop_pad_mode=1, expert_tokens_num_type=1, expert_tokens_num_flag=True, quant_mode=quant_mode,
+    )  # fmt: skip
+    flat = experts.flatten()
+    assert counts.tolist() == flat.bincount(minlength=4).tolist()
+    places = torch.full((21,), -1)
+    for e in range(4):
+        for i, copy in enumerate(torch.nonzero(flat == e).flatten()[:capacity].tolist()):
+            place = e * capacity + i
+            places[copy] = place
+            row = x[copy // 3]
+            if quant_mode == -1:
+                assert torch.equal(expanded[e, i].cpu(), row)
+                assert scales[place].item() == scale[copy // 3].item()
+            elif quant_mode == 0:
+                assert torch.equal(expanded[e, i].cpu(), (row * scale + 3).round().clamp(-128, 127).char())
+            else:
+                smooth = row * scale[e]
+                torch.testing.assert_close(scales[place].cpu(), smooth.abs().max() / 127)
+                assert (expanded[e, i].cpu() * scales[place].cpu() - smooth).abs().max() <= scales[place].item() * 0.51
+    assert row_idx.tolist() == places.tolist()
+    held = torch.zeros(8, dtype=torch.bool)
+    held[places[places >= 0]] = True
+    assert not expanded.flatten(0, 1).cpu()[~held].any()
+
+
+def test_routing_counts_by_expert() -> None:
+    x, experts = torch.randn(3, 4), torch.tensor([[1, 3], [3, 1], [3, 3]], dtype=torch.int32)
+    *_, counts, _ = torch_npu.npu_moe_init_routing_v2(
+        x.npu(), experts.npu(), expert_num=5, expert_tokens_num_type=2, expert_tokens_num_flag=True
+    )
+    assert counts.tolist() == [[1, 2], [3, 4], [0, 0], [0, 0], [0, 0]]
+
+
+def test_grouped_matmul_of_the_inner_dimension() -> None:
+    """Gradients of weights: groups of tokens are summed up."""
+    torch.manual_seed(0)
+    x, y, ends = torch.randn(9, 5), torch.randn(9, 4), [2, 2, 9]
+    options = {"split_item": 3, "group_type": 2}
+    (actual,) = torch_npu.npu_grouped_matmul([x.npu().t()], [y.npu()], group_list=torch.tensor(ends).npu(), **options)
+    expected = torch.stack((x[:2].T @ y[:2], torch.zeros(5, 4), x[2:].T @ y[2:]))
+    torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", range(6))
+def test_grouped_matmul_in_int8(activation: int) -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((9, 16), (3, 16, 8)))
+    scale, token = torch.rand(3, 8) / 1000, torch.rand(9)
+    groups = torch.tensor([[2, 4], [0, 5]])  # number and length
+    (actual,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], [weight.npu()], scale=[scale.npu()], per_token_scale=[token.npu()], group_list=groups.npu(),
+        group_list_type=2, group_type=0, split_item=3, act_type=activation, output_dtype=torch.bfloat16,
+    )  # fmt: skip
+    parts = [(slice(0, 4), 2), (slice(4, 9), 0)]
+    exact = torch.cat([(x[s].long() @ weight[g].long()) * scale[g] * token[s, None] for s, g in parts]).double()
+    gelu = torch.nn.functional.gelu
+    expected = [
+        exact, exact.relu(), gelu(exact, approximate="tanh"), gelu(exact), exact * (1.702 * exact).sigmoid(),
+        torch.nn.functional.silu(exact),
+    ][activation]  # fmt: skip
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("group", [0, 8])
+def test_grouped_matmul_with_quantized_weights(packed: bool, group: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 16), torch.randint(-8, 8, (3, 16, 8), dtype=torch.int32)
+    shape = (3, 16 // group, 8) if group else (3, 8)
+    scale, offset = (torch.rand(shape) + 0.1 for _ in range(2))
+    stored = torch_npu.npu_convert_weight_to_int4pack(weight.npu()) if packed else weight.char().npu()
+    ends = torch.tensor([2, 2, 9])
+    (actual,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], [stored], antiquant_scale=[scale.npu()], antiquant_offset=[offset.npu()], group_list=ends.npu(),
+        group_type=0, split_item=3,
+    )  # fmt: skip
+    spread = [t.repeat_interleave(group, 1) if group else t[:, None] for t in (scale, offset)]
+    wide = (weight + spread[1]) * spread[0]
+    expected = torch.cat((x[:2] @ wide[0], x[2:] @ wide[2]))
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-3)
+
+
 def test_grouped_matmul_of_rows_and_lists() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(9, 5), torch.randn(3, 5, 4)
@@ -255,6 +346,45 @@ def test_dequantized_swiglu() -> None:
     assert (y.cpu() * scale.cpu()[:, None] - expected).abs().max() <= scale.max().item() * 0.51
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("dynamic", [0, 1])
+def test_dequantized_swiglu_by_groups(dynamic: int, mode: int) -> None:
+    """Each group of rows has scales of its own; the last row belongs to none."""
+    torch.manual_seed(0)
+    x, rows = torch.randint(-1000, 1000, (6, 32), dtype=torch.int32), [2, 0, 3]
+    weight, token = torch.rand(3, 32) / 100, torch.rand(6, 1)
+    smooth = torch.rand(3, 16) + 0.5
+    y, scale = torch_npu.npu_dequant_swiglu_quant(
+        x.npu(), weight_scale=weight.npu(), activation_scale=token.npu(), quant_scale=smooth.npu(), quant_mode=dynamic,
+        group_index=torch.tensor(rows).npu(), activate_left=True, swiglu_mode=mode,
+    )  # fmt: skip
+    group = torch.arange(3).repeat_interleave(torch.tensor(rows))
+    values = (x[:5] * weight[group] * token[:5]).double()
+    gate, linear = (values[:, ::2], values[:, 1::2]) if mode == 1 else values.chunk(2, -1)
+    if mode == 0:
+        gated = torch.nn.functional.silu(gate) * linear
+    else:
+        gate = gate.clamp_max(7.0)
+        gated = gate * (1.702 * gate).sigmoid() * (linear.clamp(-7.0, 7.0) + 1)
+    assert not y[5].any()
+    if dynamic:
+        expected = gated * smooth[group]
+        torch.testing.assert_close(scale[:5].cpu().double(), expected.abs().amax(-1) / 127, rtol=1e-5, atol=1e-7)
+        assert (y[:5].cpu() * scale[:5].cpu()[:, None] - expected).abs().max() <= scale.max().item() * 0.51
+    else:
+        expected = (gated / smooth[group]).clamp(-128, 127)
+        assert (y[:5].cpu() - expected).abs().max() <= 0.51
+
+
+def test_dynamic_quantization_by_groups() -> None:
+    torch.manual_seed(0)
+    x, smooth, ends = torch.randn(6, 16), torch.rand(3, 16) + 0.5, torch.tensor([2, 2, 6], dtype=torch.int32)
+    y, scale = torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=smooth.npu(), group_index=ends.npu())
+    wide = x * smooth[torch.tensor([0, 0, 2, 2, 2, 2])]
+    torch.testing.assert_close(scale.cpu(), wide.abs().amax(-1) / 127)
+    assert (y.cpu() * scale.cpu()[:, None] - wide).abs().max() <= scale.max().item() * 0.51
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -262,7 +392,14 @@ def test_dequantized_swiglu() -> None:
         (lambda x: torch_npu.npu_dynamic_quant(x, quant_mode="perblock"), NotImplementedError, "quant_mode=perblock"),
         (lambda x: torch_npu.npu_moe_gating_top_k_softmax(x, None, 9), ValueError, "k must lie between 1 and"),
         (lambda x: torch_npu.npu_moe_token_permute(x, x[:2, 0].long()), ValueError, r"indices must be \[N\]"),
-        (lambda x: torch_npu.npu_grouped_matmul([x], [x.t()], group_type=2), NotImplementedError, "group_type is 2"),
+        (lambda x: torch_npu.npu_grouped_matmul([x], [x.t()], group_type=1), ValueError, "group_type is 1"),
+        (lambda x: torch_npu.npu_grouped_matmul([x], [x.t().char()]), ValueError, "antiquant_scale belongs to"),
+        (lambda x: torch_npu.npu_grouped_matmul([x], [x.t()], scale=[x]), ValueError, "belong to x in int8"),
+        (
+            lambda x: torch_npu.npu_moe_init_routing_v2(x, x[:, :2].int(), expert_num=2, drop_pad_mode=1),
+            ValueError,
+            "drop_pad_mode 1 needs a positive expert_capacity",
+        ),
         (lambda x: torch_npu.npu_grouped_matmul([x], [x.t()], group_type=0), ValueError, "needs group_list"),
         (lambda x: torch_npu.npu_weight_quant_batchmatmul(x, x, x), TypeError, "weight is float32"),
     ],

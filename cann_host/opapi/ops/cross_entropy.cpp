@@ -1,4 +1,4 @@
-// Cross entropy of logits in one pass, with class weights, ignored rows and label smoothing.
+// Cross entropy of logits in one pass, with class weights, ignored rows, label smoothing and the z-loss.
 #include "cann_host/opapi/fused.h"
 #include "opapi/host_functions.h"
 
@@ -24,9 +24,8 @@ at::Tensor reduced(const at::Tensor& losses, const at::Tensor& weights, std::str
 
 void CrossEntropyLoss(const at::Tensor& input, const at::Tensor& target, const Optional& weightOptional,
                       std::string_view reductionOptional, int64_t ignoreIndex, double labelSmoothing,
-                      double lseSquareScaleForZloss, bool, at::Tensor& lossOut, at::Tensor& logProbOut,
-                      at::Tensor& zlossOut, at::Tensor& lseForZlossOut) {
-  TORCH_CHECK(lseSquareScaleForZloss == 0, "z-loss is not in cann_host; lseSquareScaleForZloss must be 0");
+                      double lseSquareScaleForZloss, bool returnZloss, at::Tensor& lossOut,
+                      at::Tensor& logProbOut, at::Tensor& zlossOut, at::Tensor& lseForZlossOut) {
   const at::Tensor logits = dense(input);
   const at::Tensor classes = target.masked_fill(target.eq(ignoreIndex), -1).contiguous();
   TORCH_CHECK(classes.numel() == 0 ||
@@ -58,15 +57,23 @@ void CrossEntropyLoss(const at::Tensor& input, const at::Tensor& target, const O
     losses = losses * (1 - labelSmoothing) + smooth * labelSmoothing;
   }
   lossOut.copy_(reduced(losses, weights, reductionOptional).view(lossOut.sizes()));
-  zlossOut.zero_();
-  lseForZlossOut.zero_();
+  if (lseSquareScaleForZloss == 0) {
+    zlossOut.zero_();
+    return;
+  }
+  const auto log_sum_exp = logits.to(at::kFloat).logsumexp(1);
+  lseForZlossOut.copy_(log_sum_exp);
+  if (!returnZloss) return;
+  const auto counted = target.ne(ignoreIndex).to(at::kFloat);
+  const auto squares = log_sum_exp.square().mul_(lseSquareScaleForZloss).mul_(counted);
+  zlossOut.copy_(reduced(squares, counted, reductionOptional).view(zlossOut.sizes()));
 }
 
 void CrossEntropyLossGrad(const at::Tensor& gradLoss, const at::Tensor& logProb, const at::Tensor& target,
-                          const Optional& weightOptional, const Optional&, const Optional&,
-                          std::string_view reductionOptional, int64_t ignoreIndex, double labelSmoothing,
-                          double lseSquareScaleForZloss, at::Tensor& xGradOut) {
-  TORCH_CHECK(lseSquareScaleForZloss == 0, "z-loss is not in cann_host; lseSquareScaleForZloss must be 0");
+                          const Optional& weightOptional, const Optional& gradZlossOptional,
+                          const Optional& lseForZlossOptional, std::string_view reductionOptional,
+                          int64_t ignoreIndex, double labelSmoothing, double lseSquareScaleForZloss,
+                          at::Tensor& xGradOut) {
   const auto weights = row_weights(target, weightOptional, ignoreIndex);
   auto gradient = gradLoss.to(at::kFloat);
   if (reductionOptional == "mean") gradient = gradient / weights.sum();
@@ -82,7 +89,16 @@ void CrossEntropyLossGrad(const at::Tensor& gradLoss, const at::Tensor& logProb,
     if (weightOptional.has_value()) share = share * weightOptional->unsqueeze(0);
     of_log = of_log - share;
   }
-  xGradOut.copy_((of_log - probabilities * of_log.sum(1, true)) * gradient.unsqueeze(1));
+  auto result = (of_log - probabilities * of_log.sum(1, true)) * gradient.unsqueeze(1);
+  if (gradZlossOptional.has_value() && lseSquareScaleForZloss != 0) {
+    TORCH_CHECK(lseForZlossOptional.has_value(), "gradZloss needs lseForZloss");
+    const auto counted = target.ne(ignoreIndex).to(at::kFloat);
+    auto of_square = gradZlossOptional->to(at::kFloat) * counted;
+    if (reductionOptional == "mean") of_square = of_square / counted.sum();
+    of_square = of_square * lseForZlossOptional->to(at::kFloat) * (2 * lseSquareScaleForZloss);
+    result = result + probabilities * of_square.unsqueeze(1);
+  }
+  xGradOut.copy_(result);
 }
 
 }  // namespace cann_host::host

@@ -106,16 +106,23 @@ void ScatterPaKvCache(const at::Tensor& key, at::Tensor& keyCacheRef, const at::
                       const at::Tensor& value, at::Tensor& valueCacheRef, const Optional& compressLens,
                       const Optional& compressSeqOffsets, const Optional& seqLens, std::string_view cacheMode,
                       std::string_view, at::OptionalIntArrayRef, at::OptionalIntArrayRef) {
-  TORCH_CHECK(cacheMode == "Norm", "cacheMode is '", cacheMode,
-              "'; cann_host has Norm ([blocks, block size, heads, size])");
+  TORCH_CHECK(cacheMode == "Norm" || cacheMode == "PA_NZ", "cacheMode is '", cacheMode,
+              "'; cann_host has Norm ([blocks, block size, heads, size]) and PA_NZ ([blocks, heads * size / "
+              "last, block size, last])");
   TORCH_CHECK(!compressLens.has_value() && !compressSeqOffsets.has_value() && !seqLens.has_value(),
               "compression of caches is not in cann_host");
   const auto slots = slotMapping.to(at::kLong).flatten();
   const auto kept = slots.ge(0);  // -1: padding
   const auto put = [&](at::Tensor& cache, const at::Tensor& tokens) {
-    TORCH_CHECK(cache.is_contiguous(), "a cache must be contiguous");
-    auto rows = cache.view({cache.size(0) * cache.size(1), -1});
-    rows.index_copy_(0, slots.masked_select(kept), tokens.reshape({slots.numel(), -1}).index({kept}));
+    const bool fractal = cacheMode == "PA_NZ";
+    const int64_t page = cache.size(fractal ? 2 : 1), last = cache.size(3);
+    const int64_t width = cache.numel() / std::max<int64_t>(1, cache.size(0) * page);
+    TORCH_CHECK(tokens.numel() == slots.numel() * width, "a cache of ", cache.sizes(), " takes ", width,
+                " elements a token; got tokens ", tokens.sizes());
+    auto view = fractal ? cache.transpose(1, 2) : cache;  // [blocks, block size, parts of a token, last]
+    const auto places = slots.masked_select(kept);
+    const auto values = tokens.reshape({slots.numel(), width / last, last}).index({kept});
+    view.index_put_({places.floor_divide(page), places.remainder(page)}, values);
   };
   put(keyCacheRef, key);
   put(valueCacheRef, value);

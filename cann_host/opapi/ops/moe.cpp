@@ -1,4 +1,5 @@
-// Mixture of experts.
+// Mixture of experts: gating, and tokens to their experts and back.
+#include "cann_host/opapi/quantized.h"
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
@@ -20,6 +21,49 @@ at::Tensor inverse_of(const at::Tensor& order) {
 /// The order that sorts experts, tokens of one expert in their own order.
 at::Tensor by_expert(const at::Tensor& experts) {
   return experts.flatten().argsort(/*stable=*/true, 0, /*descending=*/false);
+}
+
+// ---- Routing: which copy of a token (token * copies + choice) each row of the result holds, -1 for none.
+
+/// The first copies of an order, as many as there are places.
+at::Tensor leading(const at::Tensor& order, int64_t limit, int64_t places) {
+  const auto kept = order.slice(0, 0, std::min(limit, places));
+  return at::constant_pad_nd(kept, {0, places - kept.numel()}, -1);
+}
+
+/// `capacity` places for each expert; what does not fit is dropped.
+at::Tensor by_capacity(const at::Tensor& order, const at::Tensor& experts, const at::Tensor& counts,
+                       int64_t capacity) {
+  const auto owner = experts.index_select(0, order).to(at::kLong);
+  const auto begin = counts.cumsum(0) - counts;
+  const auto rank = at::arange(order.numel()) - begin.index_select(0, owner);
+  const auto fits = rank.lt(capacity);
+  const auto source = at::full({counts.numel() * capacity}, -1, at::kLong);
+  source.index_put_({(owner * capacity + rank).masked_select(fits)}, order.masked_select(fits));
+  return source;
+}
+
+/// rowIdxType 0: the row of each copy; 1: the copy of each row.
+void write_places(const at::Tensor& source, int64_t type, const at::Tensor& out) {
+  out.fill_(-1);
+  if (type == 1) {
+    out.slice(0, 0, source.numel()).copy_(source.slice(0, 0, out.numel()));
+    return;
+  }
+  const auto held = source.ge(0);
+  out.index_put_({source.masked_select(held)},
+                 at::arange(source.numel()).masked_select(held).to(out.scalar_type()));
+}
+
+/// expertTokensNumType 0: where experts end; 1: how many rows each has; 2: [expert, rows] of those with some.
+void write_counts(const at::Tensor& counts, int64_t first, int64_t type, const at::Tensor& out) {
+  if (type != 2) {
+    out.copy_(type == 0 ? counts.cumsum(0) : counts);
+    return;
+  }
+  const auto used = counts.nonzero().flatten();
+  out.zero_();
+  out.slice(0, 0, used.numel()).copy_(at::stack({used + first, counts.index_select(0, used)}, 1));
 }
 
 }  // namespace
@@ -113,35 +157,55 @@ void MoeTokenUnpermuteGrad(const at::Tensor& permutedTokens, const at::Tensor& u
   permutedTokensGradOut.copy_(result);
 }
 
-void MoeInitRoutingV3(const at::Tensor& x, const at::Tensor& expertIdx, const Optional&, const Optional&,
-                      int64_t activeNum, int64_t, int64_t expertNum, int64_t dropPadMode,
-                      int64_t expertTokensNumType, bool expertTokensNumFlag, int64_t quantMode,
-                      at::OptionalIntArrayRef activeExpertRange, int64_t rowIdxType, at::Tensor& expandedXOut,
-                      at::Tensor& expandedRowIdxOut, at::Tensor& expertTokensOut,
-                      at::Tensor& expandedScaleOut) {
-  TORCH_CHECK(dropPadMode == 0 && quantMode == -1, "dropPadMode ", dropPadMode, " and quantMode ", quantMode,
-              " are not in cann_host; it has 0 and -1");
-  const int64_t copies = expertIdx.size(1);
+void MoeInitRoutingV3(const at::Tensor& x, const at::Tensor& expertIdx, const Optional& scaleOptional,
+                      const Optional& offsetOptional, int64_t activeNum, int64_t expertCapacity,
+                      int64_t expertNum, int64_t dropPadMode, int64_t expertTokensNumType,
+                      bool expertTokensNumFlag, int64_t quantMode, at::OptionalIntArrayRef activeExpertRange,
+                      int64_t rowIdxType, at::Tensor& expandedXOut, at::Tensor& expandedRowIdxOut,
+                      at::Tensor& expertTokensOut, at::Tensor& expandedScaleOut) {
+  TORCH_CHECK(-1 <= quantMode && quantMode <= 1, "quantMode is ", quantMode,
+              "; cann_host has -1 (none), 0 (static) and 1 (dynamic)");
   const bool ranged = activeExpertRange.has_value() && activeExpertRange->size() == 2;
   const int64_t first = ranged ? (*activeExpertRange)[0] : 0,
                 last = ranged ? (*activeExpertRange)[1] : expertNum;
   const auto experts = expertIdx.flatten();
   const auto active = experts.ge(first).logical_and(experts.lt(last));
-  // Rows of experts of others come behind.
+  // Copies of experts of others come behind.
   const auto order = experts.masked_fill(active.logical_not(), expertNum).argsort(/*stable=*/true, 0, false);
-  const int64_t rows = std::min(active.sum().item<int64_t>(), activeNum > 0 ? activeNum : experts.numel());
-  expandedXOut.zero_();
-  const auto kept = order.slice(0, 0, std::min(rows, expandedXOut.size(0)));
-  expandedXOut.slice(0, 0, kept.numel()).copy_(x.index_select(0, at::div(kept, copies, "floor")));
-  const auto numbers = at::arange(order.numel(), order.options());
-  const auto valid = numbers.lt(rows);
-  const auto placed = rowIdxType == 1 ? order : inverse_of(order);
-  const auto known = rowIdxType == 1 ? valid : inverse_of(order).lt(rows);
-  expandedRowIdxOut.copy_(placed.masked_fill(known.logical_not(), -1));
-  expandedScaleOut.zero_();
-  if (!expertTokensNumFlag) return;
-  auto counts = at::bincount(experts.masked_select(active) - first, {}, last - first);
-  expertTokensOut.copy_(expertTokensNumType == 0 ? counts.cumsum(0) : counts);
+  const int64_t count = active.sum().item<int64_t>();
+  const auto chosen = order.slice(0, 0, count);
+  const auto counts = at::bincount(experts.masked_select(active) - first, {}, last - first);
+  const auto source = dropPadMode == 0
+                          ? leading(chosen, activeNum > 0 ? activeNum : count, expandedXOut.size(0))
+                          : by_capacity(chosen, experts, counts, expertCapacity);
+  const auto held = source.ge(0);
+  const auto tokens = at::div(source.clamp_min(0), expertIdx.size(1), "floor");
+  const int64_t width = x.size(1);
+  auto rows = x.index_select(0, tokens).masked_fill(held.logical_not().unsqueeze(1), 0);
+  const auto out = expandedXOut.view({-1, width});
+  if (quantMode == -1) {
+    out.copy_(rows);
+    if (scaleOptional.has_value()) {
+      expandedScaleOut.copy_(scaleOptional->index_select(0, tokens).masked_fill(held.logical_not(), 0));
+    } else {
+      expandedScaleOut.zero_();
+    }
+  } else if (quantMode == 0) {
+    TORCH_CHECK(scaleOptional.has_value() && offsetOptional.has_value(),
+                "quantMode 0 needs scale and offset");
+    const auto values = rows.to(at::kFloat) * *scaleOptional + *offsetOptional;
+    store_rounded(values.masked_fill(held.logical_not().unsqueeze(1), 0), at::kChar, out);
+    expandedScaleOut.zero_();
+  } else {
+    rows = rows.to(at::kFloat);
+    if (scaleOptional.has_value()) {
+      const auto own = experts.index_select(0, source.clamp_min(0)).sub(first).clamp_(0, last - first - 1);
+      rows = rows * (scaleOptional->size(0) == 1 ? *scaleOptional : scaleOptional->index_select(0, own));
+    }
+    quantize_rows(rows, out, expandedScaleOut);
+  }
+  write_places(source, rowIdxType, expandedRowIdxOut);
+  if (expertTokensNumFlag) write_counts(counts, first, expertTokensNumType, expertTokensOut);
 }
 
 void MoeFinalizeRoutingV2(const at::Tensor& expandedX, const at::Tensor& expandedRowIdx, const Optional& x1,
@@ -165,52 +229,6 @@ void MoeFinalizeRoutingV2(const at::Tensor& expandedX, const at::Tensor& expande
   if (x1.has_value()) sum = sum + *x1;
   if (x2.has_value()) sum = sum + *x2;
   out.copy_(sum);
-}
-
-void GroupedMatmulV4(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& weight,
-                     const std::vector<at::Tensor>& bias, const std::vector<at::Tensor>& scale,
-                     const std::vector<at::Tensor>& offset, const std::vector<at::Tensor>& antiquantScale,
-                     const std::vector<at::Tensor>& antiquantOffset,
-                     const std::vector<at::Tensor>& perTokenScale, const Optional& groupList,
-                     const std::vector<at::Tensor>&, const std::vector<at::Tensor>&,
-                     const std::vector<at::Tensor>&, int64_t, int64_t groupType, int64_t groupListType,
-                     int64_t actType, std::vector<at::Tensor>& out, std::vector<at::Tensor>&,
-                     std::vector<at::Tensor>&) {
-  TORCH_CHECK(scale.empty() && offset.empty() && antiquantScale.empty() && antiquantOffset.empty() &&
-                  perTokenScale.empty(),
-              "quantized grouped products are not in cann_host");
-  TORCH_CHECK(actType == 0, "actType is ", actType, "; cann_host has 0 (none)");
-  const auto product = [&](const at::Tensor& a, const at::Tensor& b, size_t group, const at::Tensor& target) {
-    if (target.numel() == 0) return;
-    auto result = at::matmul(a, b);
-    if (!bias.empty()) {
-      result = result +
-               (bias.size() == 1 && bias[0].dim() == 2 ? bias[0][static_cast<int64_t>(group)] : bias[group]);
-    }
-    target.copy_(result);
-  };
-  if (groupType == -1) {
-    for (size_t i = 0; i < x.size(); ++i) product(x[i], weight[i], i, out[i]);
-    return;
-  }
-  TORCH_CHECK(groupType == 0 || groupType == 2, "groupType is ", groupType,
-              "; cann_host has -1, 0 (rows) and 2 (columns)");
-  TORCH_CHECK(groupList.has_value(), "groupType ", groupType, " needs groupList");
-  const auto ends_tensor = groupListType == 1 ? groupList->cumsum(0) : *groupList;
-  const auto ends = ends_tensor.contiguous();
-  const int64_t* end = ends.const_data_ptr<int64_t>();
-  const bool one_weight = weight.size() == 1;
-  int64_t begin = 0;
-  for (int64_t g = 0; g < ends.numel(); begin = end[g++]) {
-    if (groupType == 2) {  // a product for each group of the inner dimension
-      product(x[0].slice(1, begin, end[g]), weight[0].slice(0, begin, end[g]), g, out[0][g]);
-      continue;
-    }
-    const auto rows = x.size() == 1 ? x[0].slice(0, begin, end[g]) : x[g];
-    const auto matrix = one_weight && weight[0].dim() == 3 ? weight[0][g] : weight[g];
-    product(rows, matrix, g, out.size() == 1 ? out[0].slice(0, begin, end[g]) : out[g]);
-  }
-  if (groupType == 0 && out.size() == 1) out[0].slice(0, begin).zero_();  // rows of no group
 }
 
 }  // namespace cann_host::host

@@ -9,7 +9,7 @@ namespace {
 
 using Optional = std::optional<at::Tensor>;
 
-constexpr int64_t kInt4InInt32 = 8;
+constexpr int64_t kAclInt8 = 2;  // aclDataType
 
 /// One number an element of dimension `axis`, to be combined with a tensor of that rank.
 at::Tensor along(const at::Tensor& values, const at::Tensor& x, int64_t axis) {
@@ -18,48 +18,6 @@ at::Tensor along(const at::Tensor& values, const at::Tensor& x, int64_t axis) {
   const int64_t d = axis < 0 ? axis + x.dim() : axis;
   sizes[d] = values.numel();
   return values.reshape(sizes);
-}
-
-/// int4 numbers (any integer dtype) of the last dimension, eight in an int32.
-at::Tensor packed(const at::Tensor& numbers) {
-  TORCH_CHECK(numbers.size(-1) % kInt4InInt32 == 0,
-              "int4 needs a last dimension that is a multiple of 8; it is ", numbers.size(-1));
-  const auto nibbles = numbers.to(at::kLong).bitwise_and(15).unflatten(-1, {-1, kInt4InInt32});
-  const auto shifted = nibbles.bitwise_left_shift(at::arange(0, 32, 4, at::kLong)).sum(-1);
-  return shifted.where(shifted.lt(int64_t{1} << 31), shifted - (int64_t{1} << 32)).to(at::kInt);
-}
-
-/// The int4 numbers of int32s, as int8.
-at::Tensor unpacked(const at::Tensor& numbers) {
-  const auto nibbles =
-      numbers.unsqueeze(-1).bitwise_right_shift(at::arange(0, 32, 4, at::kInt)).bitwise_and(15).flatten(-2);
-  return nibbles.where(nibbles.lt(8), nibbles - 16).to(at::kChar);
-}
-
-/// An int8 matrix of one, or of packed int4 along the last or (where a transposed tensor came) the dimension
-/// before.
-at::Tensor as_int8(const at::Tensor& numbers) {
-  if (numbers.scalar_type() != at::kInt) return numbers;
-  const bool transposed = numbers.dim() >= 2 && numbers.stride(-2) == 1 && numbers.stride(-1) != 1;
-  return transposed ? unpacked(numbers.transpose(-1, -2)).transpose(-1, -2) : unpacked(numbers);
-}
-
-void store_rounded(const at::Tensor& values, at::ScalarType dtype, const at::Tensor& out) {
-  if (out.scalar_type() == at::kInt && dtype != at::kInt) {  // int4
-    out.copy_(packed(values.round().clamp(-8, 7)));
-    return;
-  }
-  const auto rounded = values.round();
-  switch (out.scalar_type()) {
-    case at::kChar:
-      out.copy_(rounded.clamp(-128, 127));
-      break;
-    case at::kByte:
-      out.copy_(rounded.clamp(0, 255));
-      break;
-    default:
-      out.copy_(rounded.to(at::kDouble).clamp(-2147483648.0, 2147483647.0));
-  }
 }
 
 /// y = x @ ((weight + offset) * scale) for few rows and a transposed int8 weight; false where that does not
@@ -81,6 +39,25 @@ bool multiply_int8(const at::Tensor& x, const at::Tensor& weight, const at::Tens
                           weight.const_data_ptr(), nullptr, scales.const_data_ptr<float>(),
                           static_cast<const float*>(data_or_null(offsets)), y.mutable_data_ptr(), rows,
                           weight.size(1), inner, weight.stride(1)});
+}
+
+/// act(x) * y for the halves x, y (mode 0: silu; 2: clamped, x sigmoid(alpha x), y + bias) or, in mode 1, for
+/// even and odd columns as in mode 2.
+at::Tensor gated_linear_unit(const at::Tensor& values, int64_t mode, bool left, double limit, double alpha,
+                             double bias) {
+  TORCH_CHECK(0 <= mode && mode <= 2, "swigluMode is ", mode, "; known: 0, 1, 2");
+  at::Tensor gate, linear;
+  if (mode == 1) {
+    gate = values.slice(-1, 0, std::nullopt, 2);
+    linear = values.slice(-1, 1, std::nullopt, 2);
+  } else {
+    const auto halves = values.chunk(2, -1);
+    gate = halves[left ? 0 : 1];
+    linear = halves[left ? 1 : 0];
+  }
+  if (mode == 0) return at::silu(gate) * linear;
+  const auto low = gate.clamp_max(limit);
+  return low * (low * alpha).sigmoid() * (linear.clamp(-limit, limit) + bias);
 }
 
 }  // namespace
@@ -113,11 +90,18 @@ void AscendAntiQuant(const at::Tensor& x, const at::Tensor& scale, const Optiona
 void DynamicQuantV3(const at::Tensor& x, const Optional& smoothScales, const Optional& groupIndex,
                     at::ScalarType, bool isSymmetrical, std::string_view quantMode, at::Tensor& yOut,
                     at::Tensor& scaleOut, const Optional& offsetOut) {
-  TORCH_CHECK(!groupIndex.has_value(), "groupIndex is not in cann_host");
   TORCH_CHECK(quantMode == "pertoken" || quantMode == "pertensor", "quantMode is '", quantMode,
               "'; cann_host has pertoken and pertensor");
   auto values = x.to(at::kFloat);
-  if (smoothScales.has_value()) values = values * smoothScales->to(at::kFloat);
+  if (smoothScales.has_value()) {
+    auto factors = smoothScales->to(at::kFloat);
+    if (groupIndex.has_value()) {  // where each group of rows ends
+      const auto rows = at::arange(values.numel() / values.size(-1), groupIndex->options());
+      const auto group = at::searchsorted(groupIndex->contiguous(), rows, false, /*right=*/true);
+      factors = factors.index_select(0, group.clamp_max_(factors.size(0) - 1)).view(values.sizes());
+    }
+    values = values * factors;
+  }
   const bool int4 = yOut.scalar_type() == at::kInt;
   const double low = int4 ? -8 : -128, high = int4 ? 7 : 127;
   const bool whole = quantMode == "pertensor";
@@ -199,33 +183,47 @@ void WeightQuantBatchMatmulV3(const at::Tensor& x, const at::Tensor& weight, con
 }
 
 void ConvertWeightToINT4Pack(const at::Tensor& weight, at::Tensor& weightInt4Pack) {
-  weightInt4Pack.copy_(packed(weight));
+  weightInt4Pack.copy_(packed_int4(weight));
 }
 
-void DequantSwigluQuant(const at::Tensor& x, const Optional& weightScale, const Optional& activationScale,
-                        const Optional& bias, const Optional& quantScale, const Optional& quantOffset,
-                        const Optional& groupIndex, bool activateLeft, std::string_view quantMode,
-                        at::Tensor& y, at::Tensor& scale) {
-  TORCH_CHECK(!groupIndex.has_value(), "groupIndex is not in cann_host");
-  auto values = x.to(at::kFloat);
-  if (bias.has_value() && bias->scalar_type() == at::kInt) values = values + *bias;
-  if (weightScale.has_value()) values = values * *weightScale;
-  if (activationScale.has_value()) values = values * activationScale->view({-1, 1});
-  if (bias.has_value() && bias->scalar_type() != at::kInt) values = values + bias->to(at::kFloat);
-  const auto halves = values.chunk(2, -1);
-  auto gated = at::silu(halves[activateLeft ? 0 : 1]) * halves[activateLeft ? 1 : 0];
+void DequantSwigluQuantV2(const at::Tensor& x, const Optional& weightScale, const Optional& activationScale,
+                          const Optional& bias, const Optional& quantScale, const Optional& quantOffset,
+                          const Optional& groupIndex, bool activateLeft, std::string_view quantMode,
+                          int64_t dstType, std::string_view roundMode, int64_t activateDim,
+                          int64_t swigluMode, double clampLimit, double gluAlpha, double gluBias,
+                          at::Tensor& y, at::Tensor& scale) {
+  TORCH_CHECK(dstType == kAclInt8 && roundMode == "rint" && (activateDim == -1 || activateDim == x.dim() - 1),
+              "dstType is ", dstType, ", roundMode ", roundMode, ", activateDim ", activateDim,
+              "; cann_host has 2 (int8), rint and the last dimension");
+  const int64_t rows = groupIndex.has_value() ? groupIndex->sum().item<int64_t>() : x.size(0);
+  TORCH_CHECK(rows <= x.size(0), "groupIndex counts ", rows, " rows; x has ", x.size(0));
+  // The group of each row; rows of no group come out as zeros.
+  const auto group = groupIndex.has_value() ? at::repeat_interleave(*groupIndex) : at::Tensor();
+  const auto of_rows = [&](const at::Tensor& t) {
+    return group.defined() && t.dim() > 1 && t.size(0) > 1 ? t.index_select(0, group) : t;
+  };
+  auto values = x.slice(0, 0, rows).to(at::kFloat);
+  const bool integer_bias = bias.has_value() && bias->scalar_type() == at::kInt;
+  if (integer_bias) values = values + of_rows(*bias);
+  if (weightScale.has_value()) values = values * of_rows(*weightScale);
+  if (activationScale.has_value()) values = values * activationScale->view({-1, 1}).slice(0, 0, rows);
+  if (bias.has_value() && !integer_bias) values = values + bias->to(at::kFloat);
+  auto gated = gated_linear_unit(values, swigluMode, activateLeft, clampLimit, gluAlpha, gluBias);
+  const auto column = [&](const at::Tensor& t) {  // static scales may be one number a group
+    return group.defined() && t.dim() == 1 ? t.index_select(0, group).unsqueeze(1) : of_rows(t);
+  };
+  y.slice(0, rows).zero_();
+  scale.zero_();
+  const auto target = y.slice(0, 0, rows);
   if (quantMode == "static") {
     TORCH_CHECK(quantScale.has_value(), "quantMode static needs quantScale");
-    gated = gated / *quantScale;
-    if (quantOffset.has_value()) gated = gated + *quantOffset;
-    store_rounded(gated, at::kChar, y);
-    scale.zero_();
+    gated = gated / column(*quantScale);
+    if (quantOffset.has_value()) gated = gated + column(*quantOffset);
+    store_rounded(gated, at::kChar, target);
     return;
   }
-  if (quantScale.has_value()) gated = gated * *quantScale;
-  const auto largest = gated.abs().amax(-1, true) / 127;
-  store_rounded(gated / largest.clamp_min(std::numeric_limits<float>::min()), at::kChar, y);
-  scale.copy_(largest.view(scale.sizes()));
+  if (quantScale.has_value()) gated = gated * of_rows(*quantScale);
+  quantize_rows(gated, target, scale.slice(0, 0, rows));
 }
 
 void FakeQuantPerTensorAffineCachemask(const at::Tensor& self, const at::Tensor& scale,

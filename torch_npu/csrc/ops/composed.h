@@ -44,8 +44,9 @@ at::Tensor slice_block(const at::Tensor& self, at::IntArrayRef offsets, at::IntA
 
 inline bool is_true(const std::optional<bool>& flag) { return flag.value_or(false); }
 
-inline bool cache_mode_is(const std::optional<c10::string_view>& mode, std::string_view wanted) {
-  return mode.has_value() && *mode == wanted;
+/// Whether npu_scatter_pa_kv_cache knows the layout of a cache.
+inline bool scatters_to(const std::optional<c10::string_view>& mode) {
+  return !mode.has_value() || *mode == "Norm" || *mode == "PA_NZ";
 }
 
 /// What an operator returns that writes two caches and returns them, too.
@@ -92,6 +93,7 @@ Int finalized_rows(const at::Tensor& rows, const std::optional<at::Tensor>& scal
 
 inline constexpr int64_t kInt4 = static_cast<int64_t>(at::ScalarType::QUInt4x2);
 inline constexpr int64_t kInt4InInt32 = 8;
+inline constexpr int64_t kAclInt8 = 2;  // aclDataType
 
 inline bool int4(std::optional<int64_t> dtype) { return dtype.has_value() && *dtype == kInt4; }
 inline bool dynamic_dtype(std::optional<int64_t> dtype) {
