@@ -14,6 +14,7 @@ namespace cann_host {
 namespace {
 
 constexpr int64_t kAllTokens = std::numeric_limits<int32_t>::max();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Where a query must not see a key, as far as numbers say so and not a mask; or nothing.
 at::Tensor hidden_by_numbers(const Attention& a) {
@@ -63,7 +64,7 @@ at::Tensor bias_of(const Attention& a, at::ScalarType dtype, bool causal_is_done
   const auto hidden = hidden_of(a, causal_is_done);
   if (!hidden.defined()) return bias;
   if (!bias.defined()) bias = at::zeros({1}, dtype);
-  return at::where(hidden, at::scalar_tensor(-std::numeric_limits<double>::infinity(), dtype), bias);
+  return at::where(hidden, at::scalar_tensor(-kInfinity, dtype), bias);
 }
 
 bool flash_takes(const Attention& a) {
@@ -103,7 +104,8 @@ at::Tensor dropout_factor(const Attention& a, at::IntArrayRef sizes) {
   const auto bits = a.dropped->contiguous().view(-1).unsqueeze(1);
   const auto shifts = at::arange(8, at::kByte);
   const auto kept = bits.bitwise_right_shift(shifts).bitwise_and_(1).view(-1);
-  return kept.slice(0, 0, c10::multiply_integers(sizes)).view(sizes).to(at::kFloat).div_(a.keep);
+  const int64_t begin = a.first_dropped, end = begin + c10::multiply_integers(sizes);
+  return kept.slice(0, begin, end).view(sizes).to(at::kFloat).div_(a.keep);
 }
 
 /// A sink takes its share of a finished softmax.
@@ -216,8 +218,11 @@ AttentionGradient attend_backward(const Attention& a, const at::Tensor& grad, co
     gradient.sink = (share * along).sum(at::IntArrayRef{0, 2}).neg_();
   }
   if (flash_takes(a) && !wants_shift) {
+    // Rows that see nothing (-inf) have no gradient: exp(-inf - inf) is 0, where exp(-inf + inf) is not a
+    // number.
+    const auto finite = result.log_sum_exp.masked_fill(result.log_sum_exp.isneginf(), kInfinity);
     // The layout of the forward kernel: [B, S, N] transposed.
-    const auto log_sum_exp = result.log_sum_exp.transpose(1, 2).contiguous().transpose(1, 2);
+    const auto log_sum_exp = finite.transpose(1, 2).contiguous().transpose(1, 2);
     std::tie(gradient.query, gradient.key, gradient.value) =
         at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, a.query, a.key, a.value, result.out,
                                                                  log_sum_exp, 0.0, a.is_causal(),

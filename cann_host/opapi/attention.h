@@ -14,9 +14,10 @@ struct Attention {
   at::Tensor query, key, value;       // [B, N, S, D]
   std::optional<at::Tensor> shift;    // added to the scores; broadcasts to [B, N, queries, keys]
   std::optional<at::Tensor> hidden;   // true hides a position; broadcasts likewise
-  std::optional<at::Tensor> dropped;  // one bit an element of the scores; 0 drops it
-  std::optional<at::Tensor> sink;     // [N], float32: a score without a value
-  std::vector<int64_t> prefix;        // sparse mode 6: keys that all queries of a batch see
+  std::optional<at::Tensor> dropped;  // one bit an element of the scores, from bit first_dropped; 0 drops it
+  int64_t first_dropped = 0;
+  std::optional<at::Tensor> sink;  // [N], float32: a score without a value
+  std::vector<int64_t> prefix;     // sparse mode 6: keys that all queries of a batch see
   double scale = 1;
   double keep = 1;
   int64_t sparse_mode = 0;

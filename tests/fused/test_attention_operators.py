@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -62,6 +63,17 @@ def assert_close(actual: Tensor, expected: Tensor, terms: int) -> None:
     assert_close_to_terms(actual, expected, terms=terms, atol=max(1e-5, 2 * unit) * terms**0.5)
 
 
+def check_gradients_of(
+    out: Tensor, expected: Tensor, device: list[Tensor], reference: list[Tensor], terms: int
+) -> None:
+    """Gradients of leaves on the device against those of the float64 reference, for one random cotangent."""
+    gradient = torch.randn(out.shape)
+    out.backward(gradient.npu())
+    expected.backward(gradient.double())
+    for actual, wanted in zip(device, reference, strict=True):
+        assert_close(actual.grad, wanted.grad, terms=terms)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("queries", "keys"), [(5, 7), (1, 65), (33, 70)])
@@ -103,11 +115,7 @@ def test_sparse_modes_and_gradients(mode: int, options: dict[str, Any], queries:
     )[0]
     expected, _ = attention(*reference, 0.2, hidden)
     assert_close(out, expected, terms=4)
-    gradient = torch.randn(out.shape)
-    out.backward(gradient.npu())
-    expected.backward(gradient.double())
-    for actual, wanted in zip(device, reference, strict=True):
-        assert_close(actual.grad, wanted.grad, terms=16)
+    check_gradients_of(out, expected, device, reference, terms=16)
 
 
 def test_mode_0_without_a_mask_ignores_the_band() -> None:
@@ -124,11 +132,7 @@ def test_bias_sink_and_their_gradients() -> None:
     out = torch_npu.npu_fusion_attention(*device[:3], 4, "BNSD", device[3], scale=0.3, sink=device[4])[0]
     expected, _ = attention(*reference[:3], 0.3, bias=reference[3] * 0.3, sink=reference[4])
     assert_close(out, expected, terms=4)
-    gradient = torch.randn(out.shape)
-    out.backward(gradient.npu())
-    expected.backward(gradient.double())
-    for actual, wanted in zip(device, reference, strict=True):
-        assert_close(actual.grad, wanted.grad, terms=64)
+    check_gradients_of(out, expected, device, reference, terms=64)
 
 
 def test_pse_type_0_is_added_after_scaling() -> None:
@@ -158,11 +162,43 @@ def test_sequences_behind_each_other(mode: int) -> None:
     expected = torch.cat(parts)
     assert_close(out, expected, terms=4)
     assert maximum.shape == (21, 4, 8)
-    gradient = torch.randn(out.shape)
-    out.backward(gradient.npu())
-    expected.backward(gradient.double())
-    for actual, wanted in zip(device, reference, strict=True):
-        assert_close(actual.grad, wanted.grad, terms=16)
+    check_gradients_of(out, expected, device, reference, terms=16)
+
+
+def test_gradient_of_a_bias_of_sequences_behind_each_other() -> None:
+    q, k, v = (t[0].transpose(0, 1).contiguous() for t in inputs(9, 12))
+    ends_q, ends_k, bias = [4, 9], [5, 12], torch.randn(2, 4, 5, 7)
+    device, reference = ([t.clone() for t in (q, k, v, bias)] for _ in range(2))
+    device = [t.npu().requires_grad_() for t in device]
+    reference = [t.double().requires_grad_() for t in reference]
+    out = torch_npu.npu_fusion_attention(
+        *device[:3], 4, "TND", device[3], scale=0.3, actual_seq_qlen=ends_q, actual_seq_kvlen=ends_k
+    )[0]
+    parts = []
+    for i, (a, b, c, d) in enumerate([(0, 4, 0, 5), (4, 9, 5, 12)]):
+        part = (t.transpose(0, 1)[None] for t in (reference[0][a:b], reference[1][c:d], reference[2][c:d]))
+        shift = reference[3][i : i + 1, :, : b - a, : d - c] * 0.3
+        parts.append(attention(*part, 0.3, bias=shift)[0][0].transpose(0, 1))
+    expected = torch.cat(parts)
+    assert_close(out, expected, terms=4)
+    check_gradients_of(out, expected, device, reference, terms=16)
+
+
+def test_dropout_of_sequences_behind_each_other() -> None:
+    """The same seed and offset give the same mask; each sequence has its own part of it."""
+    ends_q, ends_k = [64, 96], [64, 160]
+    q, k = torch.randn(96, 4, 16).npu(), torch.randn(160, 2, 16).npu()
+    v = torch.ones(160, 2, 16).npu().requires_grad_()
+    options = {"actual_seq_qlen": ends_q, "actual_seq_kvlen": ends_k, "keep_prob": 0.8}
+    torch.manual_seed(3)
+    out, *_, seed, offset, numel = torch_npu.npu_fusion_attention(q, k, v, 4, "TND", **options)
+    assert numel == 4 * (64 * 64 + 32 * 96)
+    assert abs(out.mean().item() - 1) < 0.02
+    assert out[64:].var().item() > 1e-4
+    again = torch_npu.npu_fusion_attention(q, k, v, 4, "TND", **options, seed=seed, offset=offset)[0]
+    assert torch.equal(again, out)
+    out.sum().backward()
+    torch.testing.assert_close(v.grad.sum().cpu(), out.detach().sum().cpu(), rtol=1e-4, atol=1e-3)
 
 
 def test_dropout_keeps_the_mean_and_its_gradient_the_same_mask() -> None:
@@ -249,22 +285,111 @@ def test_score_v2_with_a_sink_and_ragged_queries() -> None:
         assert_close(out[a:b], expected[0].transpose(0, 1), terms=16)
 
 
+SHAPES = {
+    "batch": st.integers(1, 3), "groups": st.integers(1, 3), "key_heads": st.integers(1, 2),
+    "queries": st.integers(1, 20), "keys": st.integers(1, 150), "size": st.sampled_from([1, 8, 40, 64]),
+    "dtype": st.sampled_from(FLOATS),
+}  # fmt: skip
+MODES = {"mode": st.integers(0, 6), "density": st.sampled_from([0.0, 0.5, 1.0]), "band": st.integers(-3, 9)}
+
+
+def hidden_by(mode: int, mask: Tensor, before: int, after: int, prefix: list[int]) -> Tensor:
+    """What sparse_mode hides, true: docs/npu_attention.md in words."""
+    queries, keys = mask.shape[-2:]
+    first, last = ahead(queries, keys, last=False), ahead(queries, keys, last=True)
+    seen = torch.arange(keys) < torch.tensor(prefix)[:, None, None, None]
+    return {
+        0: mask | (first > after) | (first < -before),
+        1: mask,
+        2: (first > 0).expand(mask.shape),
+        3: (last > 0).expand(mask.shape),
+        4: ((last > after) | (last < -before)).expand(mask.shape),
+        5: mask,
+        6: (last > 0) & ~seen,
+    }[mode]
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
+@given(layout=st.sampled_from(list(LAYOUTS)), **SHAPES, **MODES)
+def test_any_shape_layout_and_mask(
+    layout: str, batch: int, groups: int, key_heads: int, queries: int, keys: int, size: int, dtype: torch.dtype,
+    mode: int, density: float, band: int,
+) -> None:  # fmt: skip
+    """Values and, in float32, gradients of npu_fusion_attention."""
+    heads = groups * key_heads
+    q, k, v = inputs(queries, keys, heads, key_heads, size, batch, dtype)
+    mask, prefix = torch.rand(batch, 1, queries, keys) < density, [keys // 2] * batch
+    before, after = 6, max(band, 0)
+    hidden = hidden_by(mode, mask, before, after, prefix)
+    arrange = LAYOUTS[layout]
+    device = [t.npu().requires_grad_() for t in (q, k, v)]
+    reference = [t.double().requires_grad_() for t in (q, k, v)]
+    out = torch_npu.npu_fusion_attention(
+        *(arrange(t) for t in device), heads, layout, atten_mask=mask.npu(), scale=0.25, sparse_mode=mode,
+        pre_tockens=before, next_tockens=after, prefix=prefix if mode == 6 else None,
+    )[0]  # fmt: skip
+    expected = arrange(attention(*reference, 0.25, hidden)[0])
+    assert_close(out, expected, terms=16)
+    if dtype is torch.float32:
+        check_gradients_of(out, expected, device, reference, terms=64)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
-    batch=st.integers(1, 3), groups=st.integers(1, 3), key_heads=st.integers(1, 2), queries=st.integers(1, 20),
-    keys=st.integers(1, 150), size=st.sampled_from([1, 8, 40, 64]), mode=st.sampled_from([0, 3]),
-    density=st.sampled_from([0.0, 0.5, 1.0]), dtype=st.sampled_from(FLOATS),
+    lengths=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 40)), min_size=1, max_size=4),
+    groups=st.integers(1, 3), key_heads=st.integers(1, 2), size=st.sampled_from([1, 8, 40]),
+    mode=st.sampled_from([0, 2, 3]), dtype=st.sampled_from(FLOATS),
 )  # fmt: skip
-def test_any_shape_and_mask(
-    batch: int, groups: int, key_heads: int, queries: int, keys: int, size: int, mode: int, density: float,
+def test_any_sequences_behind_each_other(
+    lengths: list[tuple[int, int]], groups: int, key_heads: int, size: int, mode: int, dtype: torch.dtype
+) -> None:
+    """Layout TND, of training and of inference, for sequences of any lengths, none included."""
+    heads = groups * key_heads
+    ends_q, ends_k = (list(itertools.accumulate(pair[i] for pair in lengths)) for i in (0, 1))
+    q, k, v = (
+        t[0].transpose(0, 1).contiguous() for t in inputs(ends_q[-1], ends_k[-1], heads, key_heads, size, 1, dtype)
+    )
+    parts = []
+    for (a, b), (c, d) in zip(itertools.pairwise([0, *ends_q]), itertools.pairwise([0, *ends_k]), strict=True):
+        part = [t.transpose(0, 1)[None].double() for t in (q[a:b], k[c:d], v[c:d])]
+        hidden = None if mode == 0 else ahead(b - a, d - c, last=mode == 3) > 0
+        parts.append(attention(*part, 0.25, hidden)[0][0].transpose(0, 1))
+    expected = torch.cat(parts)
+    on_npu = [t.npu() for t in (q, k, v)]
+    out = torch_npu.npu_fusion_attention(
+        *on_npu, heads, "TND", scale=0.25, sparse_mode=mode, actual_seq_qlen=ends_q, actual_seq_kvlen=ends_k
+    )[0]
+    assert_close(out, expected, terms=16)
+    out, _ = torch_npu.npu_fused_infer_attention_score(
+        *on_npu, num_heads=heads, num_key_value_heads=key_heads, input_layout="TND", scale=0.25, sparse_mode=mode,
+        actual_seq_lengths=ends_q, actual_seq_lengths_kv=ends_k,
+    )  # fmt: skip
+    assert_close(out, expected, terms=16)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(block=st.sampled_from([1, 4, 16]), lengths=st.lists(st.integers(1, 60), min_size=1, max_size=3), **SHAPES)
+def test_any_paged_cache(
+    block: int, lengths: list[int], batch: int, groups: int, key_heads: int, queries: int, keys: int, size: int,
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    q, k, v = inputs(queries, keys, groups * key_heads, key_heads, size, batch, dtype)
-    hidden = torch.rand(batch, 1, queries, keys) < density if mode == 0 else ahead(queries, keys, last=True) > 0
-    out = torch_npu.npu_fusion_attention(
-        *(t.npu() for t in (q, k, v)), groups * key_heads, "BNSD", atten_mask=hidden.npu(), scale=0.25, sparse_mode=mode
-    )[0]
-    assert_close(out, attention(q.double(), k.double(), v.double(), 0.25, hidden)[0], terms=16)
+    """Blocks in any order, sequences of any length, few and many queries; batch and keys follow from the lengths."""
+    batch, keys, heads = len(lengths), -(-max(lengths) // block) * block, groups * key_heads
+    q, k, v = inputs(queries, keys, heads, key_heads, size, batch, dtype)
+    table = torch.randperm(batch * keys // block).view(batch, -1).int()
+    caches = []
+    for t in (k, v):
+        cache = torch.zeros(table.numel(), block, key_heads * size, dtype=dtype)
+        cache[table.flatten().long()] = t.transpose(1, 2).reshape(table.numel(), block, -1)
+        caches.append(cache.npu())
+    out, _ = torch_npu.npu_fused_infer_attention_score(
+        q.npu(), *caches, num_heads=heads, num_key_value_heads=key_heads, input_layout="BNSD", scale=0.25,
+        block_table=table.npu(), block_size=block, actual_seq_lengths_kv=lengths,
+    )  # fmt: skip
+    for i, length in enumerate(lengths):
+        part = (t[i : i + 1, :, :length].double() for t in (k, v))
+        expected, _ = attention(q[i : i + 1].double(), *part, 0.25)
+        assert_close(out[i : i + 1], expected, terms=16)
 
 
 def test_autocast_computes_in_the_lower_precision() -> None:

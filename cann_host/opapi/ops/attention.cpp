@@ -51,15 +51,18 @@ at::Tensor log_sum_exp_of(const Optional& maximum, const Optional& sum) {
 /// One sequence of layout TND: tokens [begin, end) of queries and keys.
 struct Sequence {
   int64_t index, query_begin, query_end, key_begin, key_end;
+  int64_t pairs;  // of queries and keys in the sequences before
 };
 
 std::vector<Sequence> sequences(at::OptionalIntArrayRef query_ends, at::OptionalIntArrayRef key_ends) {
   TORCH_CHECK(query_ends.has_value() && key_ends.has_value() && query_ends->size() == key_ends->size(),
               "layout TND needs actualSeqQLen and actualSeqKvLen of one length");
   std::vector<Sequence> result;
-  int64_t query_begin = 0, key_begin = 0;
+  int64_t query_begin = 0, key_begin = 0, pairs = 0;
   for (size_t i = 0; i < query_ends->size(); ++i) {
-    result.push_back({static_cast<int64_t>(i), query_begin, (*query_ends)[i], key_begin, (*key_ends)[i]});
+    result.push_back(
+        {static_cast<int64_t>(i), query_begin, (*query_ends)[i], key_begin, (*key_ends)[i], pairs});
+    pairs += ((*query_ends)[i] - query_begin) * ((*key_ends)[i] - key_begin);
     query_begin = (*query_ends)[i];
     key_begin = (*key_ends)[i];
   }
@@ -90,6 +93,7 @@ Attention of_sequence(const Attention& all, const Sequence& s, int64_t batch, co
   a.shift = of_sequence(all.shift, s, batch);
   a.hidden = all.sparse_mode < 2 ? of_sequence(all.hidden, s, batch) : all.hidden;
   if (!all.prefix.empty()) a.prefix = {all.prefix.at(s.index)};
+  a.first_dropped = a.query.size(1) * s.pairs;
   return a;
 }
 
@@ -124,7 +128,6 @@ void FlashAttentionVarLenScoreV5(
     int64_t, std::string_view inputLayout, int64_t, int64_t sparseMode, int64_t pseType, std::string_view,
     const Optional& softmaxMax, const Optional& softmaxSum, const Optional&, at::Tensor& attentionOut) {
   TORCH_CHECK(inputLayout == "TND", "inputLayout is '", inputLayout, "'; expected TND");
-  TORCH_CHECK(keepProb == 1, "dropout with layout TND is not in cann_host; keepProb is ", keepProb);
   const auto all = options(realShift, dropMask, attenMask, sink, prefix, scaleValue, keepProb, preTokens,
                            nextTokens, sparseMode, pseType);
   const auto with_rope = [](const at::Tensor& t, const Optional& rope) {
@@ -186,16 +189,15 @@ void FlashAttentionUnpaddingScoreGradV5(
     const Optional& dsink) {
   TORCH_CHECK(!queryRope.has_value() && !keyRope.has_value(),
               "gradients to queryRope and keyRope are not in cann_host");
-  TORCH_CHECK(keepProb == 1, "dropout with layout TND is not in cann_host; keepProb is ", keepProb);
-  TORCH_CHECK(!dpse.has_value() || dpse->numel() == 0,
-              "a gradient to pse with layout TND is not in cann_host");
   TORCH_CHECK(attentionIn.has_value(), "the gradient of attention needs attentionIn");
   const auto all = options(pseShift, dropMask, attenMask, sink, prefix, scaleValue, keepProb, preTokens,
                            nextTokens, sparseMode, pseType);
   const auto log_sum_exp = log_sum_exp_of(softmaxMax, softmaxSum);  // [T, N]
   const bool wants_sink = dsink.has_value() && dsink->numel() > 0 && all.sink.has_value();
+  const bool wants_shift = dpse.has_value() && dpse->numel() > 0;
   for (auto* t : {&dq, &dk, &dv}) t->zero_();
   if (wants_sink) dsink->zero_();
+  if (wants_shift) dpse->zero_();
   const auto parts = sequences(actualSeqQLen, actualSeqKvLen);
   for (const auto& s : parts) {
     const auto a = of_sequence(all, s, static_cast<int64_t>(parts.size()), query, key, value);
@@ -203,11 +205,15 @@ void FlashAttentionUnpaddingScoreGradV5(
     const AttentionResult result{tokens(*attentionIn, s.query_begin, s.query_end),
                                  log_sum_exp.slice(0, s.query_begin, s.query_end).t().unsqueeze(0)};
     const auto gradient =
-        attend_backward(a, tokens(dy, s.query_begin, s.query_end), result, /*wants_shift=*/false, wants_sink);
+        attend_backward(a, tokens(dy, s.query_begin, s.query_end), result, wants_shift, wants_sink);
     tokens(dq, s.query_begin, s.query_end).copy_(gradient.query);
     tokens(dk, s.key_begin, s.key_end).copy_(gradient.key);
     tokens(dv, s.key_begin, s.key_end).copy_(gradient.value);
     if (wants_sink) dsink->add_(gradient.sink);
+    if (wants_shift) {
+      const auto part = *of_sequence(dpse, s, static_cast<int64_t>(parts.size()));
+      part.add_(gradient.shift.sum_to_size(part.sizes()));
+    }
   }
 }
 

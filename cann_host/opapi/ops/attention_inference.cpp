@@ -190,7 +190,24 @@ void run(const Inference& call, const at::Tensor& out, const at::Tensor& log_sum
   }
 }
 
-int64_t heads_or(int64_t key_heads, int64_t heads) { return key_heads == 0 ? heads : key_heads; }
+/// What every operator of the family says; fields that only some have follow.
+Inference inference(const at::Tensor& query, std::vector<at::Tensor> key, std::vector<at::Tensor> value,
+                    const Optional& shift, const Optional& hidden, at::OptionalIntArrayRef key_lengths,
+                    int64_t heads, int64_t key_heads, double scale, std::string_view layout) {
+  Inference call;
+  call.query = query;
+  call.key = std::move(key);
+  call.value = std::move(value);
+  call.shift = shift;
+  call.hidden = hidden;
+  call.key_lengths = key_lengths.value_or(at::IntArrayRef());
+  call.heads = heads;
+  call.key_heads = key_heads == 0 ? heads : key_heads;
+  call.scale = scale;
+  call.before = call.after = INT32_MAX;
+  call.layout = layout;
+  return call;
+}
 
 }  // namespace
 
@@ -208,21 +225,12 @@ void PromptFlashAttentionV3(const at::Tensor& query, const at::Tensor& key, cons
           {"deqScale2", &deqScale2},
           {"quantScale2", &quantScale2},
           {"quantOffset2", &quantOffset2}});
-  Inference call;
-  call.query = query;
-  call.key = {key};
-  call.value = {value};
-  call.shift = pseShift;
-  call.hidden = attenMask;
+  auto call = inference(query, {key}, {value}, pseShift, attenMask, actualSeqLengthsKv, numHeads,
+                        numKeyValueHeads, scaleValue, inputLayout);
   call.query_lengths = actualSeqLengths.value_or(at::IntArrayRef());
-  call.key_lengths = actualSeqLengthsKv.value_or(at::IntArrayRef());
-  call.heads = numHeads;
-  call.key_heads = heads_or(numKeyValueHeads, numHeads);
-  call.scale = scaleValue;
   call.before = preTokens;
   call.after = nextTokens;
   call.sparse_mode = sparseMode;
-  call.layout = inputLayout;
   run(call, attentionOut, {});
 }
 
@@ -244,20 +252,10 @@ void IncreFlashAttentionV4(const at::Tensor& query, const std::vector<at::Tensor
           {"antiquantScale", &antiquantScale},
           {"antiquantOffset", &antiquantOffset},
           {"kvPaddingSize", &kvPaddingSize}});
-  Inference call;
-  call.query = query;
-  call.key = key;
-  call.value = value;
-  call.shift = pseShift;
-  call.hidden = attenMask;
-  call.key_lengths = actualSeqLengths.value_or(at::IntArrayRef());
+  auto call = inference(query, key, value, pseShift, attenMask, actualSeqLengths, numHeads, numKeyValueHeads,
+                        scaleValue, inputLayout);
   call.block_table = blockTable.value_or(at::Tensor());
   call.block_size = blockSize;
-  call.heads = numHeads;
-  call.key_heads = heads_or(numKeyValueHeads, numHeads);
-  call.scale = scaleValue;
-  call.before = call.after = INT32_MAX;
-  call.layout = inputLayout;
   run(call, attentionOut, {});
 }
 
@@ -292,26 +290,17 @@ void FusedInferAttentionScoreV4(
           {"valueSharedPrefix", &valueSharedPrefix},
           {"keyRopeAntiquantScale", &keyRopeAntiquantScale},
           {"dequantScaleQuery", &dequantScaleQuery}});
-  Inference call;
-  call.query = query;
-  call.key = key;
-  call.value = value;
-  call.shift = pseShift;
-  call.hidden = attenMask;
+  auto call = inference(query, key, value, pseShift, attenMask, actualSeqLengthsKv, numHeads,
+                        numKeyValueHeads, scaleValue, inputLayout);
+  call.query_lengths = actualSeqLengths.value_or(at::IntArrayRef());
   call.query_rope = queryRope;
   call.key_rope = keyRope;
   call.sink = learnableSink;
-  call.query_lengths = actualSeqLengths.value_or(at::IntArrayRef());
-  call.key_lengths = actualSeqLengthsKv.value_or(at::IntArrayRef());
   call.block_table = blockTable.value_or(at::Tensor());
   call.block_size = blockSize;
-  call.heads = numHeads;
-  call.key_heads = heads_or(numKeyValueHeads, numHeads);
-  call.scale = scaleValue;
   call.before = preTokens;
   call.after = nextTokens;
   call.sparse_mode = sparseMode;
-  call.layout = inputLayout;
   run(call, attentionOut, softmaxLseFlag ? softmaxLse : at::Tensor());
 }
 

@@ -12,6 +12,17 @@ Aclnn<decltype(::aclnnDropoutGenMaskV2GetWorkspaceSize)> aclnn_dropout_mask("acl
 /// The dimension of the heads; only for layouts that have one.
 int64_t head_dimension(std::string_view layout) { return layout == "BSND" ? 2 : 1; }
 
+/// Pairs of a query and a key of one sequence, given where sequences end.
+int64_t pairs_of(at::IntArrayRef query_ends, at::IntArrayRef key_ends) {
+  int64_t pairs = 0, query = 0, key = 0;
+  for (size_t i = 0; i < query_ends.size(); ++i) {
+    pairs += (query_ends[i] - query) * (key_ends[i] - key);
+    query = query_ends[i];
+    key = key_ends[i];
+  }
+  return pairs;
+}
+
 }  // namespace
 
 bool fits_heads(const at::Tensor& query, int64_t head_num, std::string_view layout) {
@@ -47,7 +58,9 @@ at::Tensor dropout_mask_again(const at::Tensor& like, double keep_prob, int64_t 
 }
 
 AttentionDropout attention_dropout(const at::Tensor& query, const at::Tensor& key, int64_t head_num,
-                                   std::string_view layout, double keep_prob, int64_t seed, int64_t offset) {
+                                   std::string_view layout, at::OptionalIntArrayRef query_ends,
+                                   at::OptionalIntArrayRef key_ends, double keep_prob, int64_t seed,
+                                   int64_t offset) {
   if (keep_prob == 1) return {};
   AttentionDropout dropout{{}, seed, offset, 0};
   if (seed == 0 && offset == 0) {
@@ -57,8 +70,13 @@ AttentionDropout attention_dropout(const at::Tensor& query, const at::Tensor& ke
     dropout.seed = static_cast<int64_t>(drawn.first);
     dropout.offset = static_cast<int64_t>(drawn.second);
   }
-  const int64_t sequence = sequence_dimension(layout);
-  dropout.numel = query.size(layout == "SBH" ? 1 : 0) * head_num * query.size(sequence) * key.size(sequence);
+  if (layout == "TND") {
+    dropout.numel = head_num * pairs_of(*query_ends, *key_ends);
+  } else {
+    const int64_t sequence = sequence_dimension(layout);
+    dropout.numel =
+        query.size(layout == "SBH" ? 1 : 0) * head_num * query.size(sequence) * key.size(sequence);
+  }
   dropout.mask = dropout_mask_again(query, keep_prob, dropout.seed, dropout.offset, dropout.numel);
   return dropout;
 }

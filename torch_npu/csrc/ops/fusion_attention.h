@@ -74,7 +74,9 @@ struct AttentionDropout {
 
 /// One bit for each score. Seed and offset come from the device's generator unless they are given.
 AttentionDropout attention_dropout(const at::Tensor& query, const at::Tensor& key, int64_t head_num,
-                                   std::string_view layout, double keep_prob, int64_t seed, int64_t offset);
+                                   std::string_view layout, at::OptionalIntArrayRef query_ends,
+                                   at::OptionalIntArrayRef key_ends, double keep_prob, int64_t seed,
+                                   int64_t offset);
 at::Tensor dropout_mask_again(const at::Tensor& like, double keep_prob, int64_t seed, int64_t offset,
                               int64_t numel);
 
