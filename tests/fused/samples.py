@@ -106,13 +106,12 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     ),
     # inference
     "npu_cross_entropy_loss": lambda: call(
-        r(5, 11), whole(11, 5), label_smoothing=0.1
+        r(5, 11), whole(11, 5), lse_square_scale_for_zloss=0.1, return_zloss=True
     ),
     "npu_cross_entropy_loss_backward": lambda: call(r(1), r(5, 11).log_softmax(-1), whole(11, 5)),
     "npu_top_k_top_p": lambda: call(r(4, 20), torch.rand(4), whole(20, 4, low=1, dtype=torch.int32)),
     "npu_scatter_pa_kv_cache": lambda: call(
-        r(5, 2, 16), r(5, 2, 16), torch.zeros(3, 4, 2, 16), torch.zeros(3, 4, 2, 16), torch.randperm(12)[:5],
-        cache_mode="Norm",
+        r(5, 2, 16), r(5, 2, 16), torch.zeros(3, 2, 4, 16), torch.zeros(3, 2, 4, 16), torch.randperm(12)[:5]
     ),
     "npu_kv_rmsnorm_rope_cache_v2": latent_cache,
     "npu_kv_rmsnorm_rope_cache": latent_cache,
@@ -140,7 +139,7 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     "npu_moe_token_unpermute_grad": lambda: call(r(21, 12), r(7, 12), places(21), positive(7, 3)),
     "npu_moe_init_routing_v2": lambda: call(
         r(7, 12), whole(4, 7, 3, dtype=torch.int32), active_num=21, expert_num=4, expert_tokens_num_type=1,
-        expert_tokens_num_flag=True,
+        expert_tokens_num_flag=True, quant_mode=1,
     ),
     "npu_moe_finalize_routing": lambda: call(
         r(21, 12), r(7, 12), None, None, positive(7, 3), places(21), None, drop_pad_mode=2
