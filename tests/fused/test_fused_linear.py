@@ -234,7 +234,6 @@ def test_regions() -> None:
         (lambda x: torch_npu.npu_linear_activation(x, x.t()), ValueError, r"input must be \[.., k\]"),
         (lambda x: torch_npu.npu_linear_activation(x, x, None, "tanh"), ValueError, "activation=tanh"),
         (lambda x: torch_npu.npu_fused_matmul(x, x.t(), fused_op_type="add"), ValueError, "x3 belongs to"),
-        (lambda x: torch_npu.npu_format_cast(x, 29), NotImplementedError, r"acl_format must be 2 \(ND\)"),
         (lambda x: torch_npu.npu_dtype_cast(x, 291), ValueError, "dtype is 291; expected a torch.dtype"),
         (lambda x: torch_npu.npu_cross_entropy_loss(x, x[:, 0].long(), None, "max"), ValueError, "mean, sum or none"),
         (lambda x: torch_npu.npu_iou(x, x), ValueError, r"boxes must be \[.., 4\]"),
