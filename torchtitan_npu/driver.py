@@ -15,6 +15,8 @@ npu: Any = torch.get_device_module("npu")
 ModuleState: Any = torch_npu._C._ModuleState
 # keep_in_graph(tensor): the graph that is being captured holds its memory; for kernels launched with addresses.
 keep_in_graph: Any = torch_npu._C._graph_keep
+# count_in_graph(nodes): that graph has so many nodes more, which were launched with addresses.
+count_in_graph: Any = torch_npu._C._graph_count_nodes
 
 _handles: dict[tuple[int, int], int] = {}
 

@@ -208,6 +208,18 @@ def test_memory_goes_with_the_model() -> None:
     assert torch.npu.memory_allocated() <= before
 
 
+def test_a_graph_around_a_plan_counts_its_kernels() -> None:
+    x = torch.randn(64, device="npu")
+    compiled = torch.compile(lambda t: (t * 2).tanh() + 1, backend="npu")
+    compiled(x)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):  # which warns of an empty graph
+        y = compiled(x)
+    assert graph.node_count() == 1
+    graph.replay()
+    assert_close(y, (x.cpu() * 2).tanh() + 1)
+
+
 def test_a_graph_around_a_plan_holds_its_memory() -> None:
     """The arena of a plan is known to kernels by address only."""
     model = nn.Sequential(nn.Linear(24, 24), nn.Softmax(-1), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 24)).eval()

@@ -23,7 +23,7 @@ from torchtitan_npu.compile.passes import is_written
 from torchtitan_npu.compile.report import ArenaBox, GraphReport, Sinking
 from torchtitan_npu.compile.sizes import SizeReader
 from torchtitan_npu.compile.sunk import SunkPlan
-from torchtitan_npu.driver import current_stream_handle, keep_in_graph, npu
+from torchtitan_npu.driver import count_in_graph, current_stream_handle, keep_in_graph, npu
 
 
 @dataclass
@@ -67,6 +67,7 @@ class Plan:
         for tensor in [*instance.constants, *arguments]:
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "npu":
                 keep_in_graph(tensor)
+        count_in_graph(sum(len(launch.kernels) for launch in instance.launches))
         return instance.run(arguments, current_stream_handle())
 
     def instance_for(self, arguments: Sequence[Any]) -> PlanInstance:

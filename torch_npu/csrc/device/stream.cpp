@@ -176,7 +176,8 @@ void synchronize_stream(c10::Stream stream) {
 
 bool is_capturing(c10::Stream stream) {
   const auto& get_info = cann::api().aclmdlRICaptureGetInfo;
-  if (!get_info || !is_initialized()) return false;
+  if (!get_info || !is_initialized() || !has_context(stream.device_index())) return false;
+  activate(stream.device_index());  // the call needs a device, which this thread may not have used yet
   aclmdlRICaptureStatus status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
   aclmdlRI model = nullptr;
   get_info.checked(stream_handle(stream), &status, &model);

@@ -93,6 +93,12 @@ void bind_graph(py::module_& m) {
       recording->keep(tensor.storage());
     }
   });
+  // For work that is launched past the dispatcher.
+  m.def("_graph_count_nodes", [](int64_t nodes) {
+    if (graph::Recording* recording = graph::current_recording()) {
+      for (int64_t i = 0; i < nodes; ++i) recording->count_node();
+    }
+  });
   m.def("_is_current_stream_capturing", [] {
     return device::is_initialized() && device::is_capturing(device::current_stream(device::current_device()));
   });
