@@ -109,7 +109,7 @@ c10::DeviceIndex device_count() noexcept {
   try {
     uint32_t count = static_cast<uint32_t>(cann::info().device_count);
     // Until a device is in use, ASCEND_RT_VISIBLE_DEVICES may still change what the process sees.
-    if (count > 0 && !is_initialized()) cann::api().aclrtGetDeviceCount.checked(&count);
+    if (count > 0 && !is_initialized() && !in_bad_fork()) cann::api().aclrtGetDeviceCount.checked(&count);
     return static_cast<c10::DeviceIndex>(std::min<uint32_t>(count, kMaxDevices));
   } catch (...) {
     // PyTorch asks this in places that cannot handle an exception; whoever uses a device gets the reason.
