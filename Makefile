@@ -7,7 +7,7 @@ JOBS ?= $(shell nproc)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: demo test test-quick bench conformance build lint format docs clean
+.PHONY: demo test test-quick test-aarch64 bench conformance build lint format docs clean
 
 demo: .venv/.installed-demo
 	$(BIN)/python examples/demo.py
@@ -18,6 +18,10 @@ test: .venv/.installed-test
 # Under three minutes: leaves out what is marked slow.
 test-quick: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow"
+
+# The host kernels for Arm hosts, under qemu: apt-get install g++-aarch64-linux-gnu qemu-user
+test-aarch64: .venv/.installed-test
+	$(BIN)/python -m pytest tests/cann_host/test_kernels_aarch64.py
 
 bench: .venv/.installed-bench
 	$(BIN)/python -m benchmarks eager
