@@ -24,10 +24,12 @@ def main() -> None:
         command.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    there = BENCHMARKS[arguments.name].cases()
+    cases = [case for case in there if arguments.only in case.name]
+    if not cases:
+        parser.error(f"no case's name contains {arguments.only!r}; there are: {', '.join(c.name for c in there)}")
     machine = measure_machine()
     print(machine)
-    module = BENCHMARKS[arguments.name]
-    cases = [case for case in module.cases() if arguments.only in case.name]
     results = [case.measure(arguments.rounds) for case in cases]
     print_table(arguments.name, machine, results)
     for path in write_results(arguments.output, arguments.name, machine, results):
