@@ -1,5 +1,7 @@
 """How many cores and how much time work may take."""
 
+from collections.abc import Callable
+
 import torch
 
 from torch_npu import _C
@@ -32,6 +34,17 @@ def _handle(stream: torch.Stream) -> int:
     return stream.npu_stream
 
 
+def _set(put: Callable[[int, int, int], None], owner: int, cube_num: int, vector_num: int) -> None:
+    """``owner`` is a device's index or a stream's handle."""
+    for kind, number in ((_CUBE, cube_num), (_VECTOR, vector_num)):
+        if number != -1:
+            put(owner, kind, number)
+
+
+def _get(limit: Callable[[int, int], int], owner: int) -> dict[str, int]:
+    return {"cube_core_num": limit(owner, _CUBE), "vector_core_num": limit(owner, _VECTOR)}
+
+
 def set_device_limit(device: int, cube_num: int = -1, vector_num: int = -1) -> None:
     """Limits the matrix (cube) and vector cores that the device's work may use; -1 leaves a limit as it is.
 
@@ -39,30 +52,22 @@ def set_device_limit(device: int, cube_num: int = -1, vector_num: int = -1) -> N
         TypeError: ``device`` is no int.
         AssertionError: there is no such device.
     """
-    index = _checked_device(device)
-    for kind, number in ((_CUBE, cube_num), (_VECTOR, vector_num)):
-        if number != -1:
-            _C._set_device_limit(index, kind, number)
+    _set(_C._set_device_limit, _checked_device(device), cube_num, vector_num)
 
 
 def get_device_limit(device: int) -> dict[str, int]:
     """``{"cube_core_num": …, "vector_core_num": …}`` of the device."""
-    index = _checked_device(device)
-    return {"cube_core_num": _C._device_limit(index, _CUBE), "vector_core_num": _C._device_limit(index, _VECTOR)}
+    return _get(_C._device_limit, _checked_device(device))
 
 
 def set_stream_limit(stream: Stream, cube_num: int = -1, vector_num: int = -1) -> None:
     """The same for the work of one stream, in place of the device's limits."""
-    handle = _handle(stream)
-    for kind, number in ((_CUBE, cube_num), (_VECTOR, vector_num)):
-        if number != -1:
-            _C._set_stream_limit(handle, kind, number)
+    _set(_C._set_stream_limit, _handle(stream), cube_num, vector_num)
 
 
 def get_stream_limit(stream: Stream) -> dict[str, int]:
     """The limits that hold for the stream."""
-    handle = _handle(stream)
-    return {"cube_core_num": _C._stream_limit(handle, _CUBE), "vector_core_num": _C._stream_limit(handle, _VECTOR)}
+    return _get(_C._stream_limit, _handle(stream))
 
 
 def reset_stream_limit(stream: Stream) -> None:

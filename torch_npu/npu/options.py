@@ -114,7 +114,11 @@ def get_mm_bmm_format_nd() -> bool:
 
 
 class _Config:
-    """``torch.npu.config``."""
+    """``torch.npu.config``.
+
+    ``allow_internal_format`` is accepted and changes nothing: tensors keep plain formats, which a cast to a private one
+    says in a warning.
+    """
 
     def __init__(self) -> None:
         self.allow_internal_format = True
