@@ -26,6 +26,24 @@ bool any(const OptionalList& list) { return list.has_value() && !list->empty(); 
 
 /// The arguments that kernel and meta function check.
 struct Call {
+  Call(at::TensorList x, at::TensorList weight, OptionalList scale, OptionalList offset,
+       OptionalList antiquant_scale, OptionalList antiquant_offset, OptionalList per_token_scale,
+       OptionalList activation_input, const Optional& group_list, OptionalInt split_item,
+       OptionalInt group_type, OptionalInt group_list_type, OptionalInt act_type)
+      : x(x),
+        weight(weight),
+        scale(scale),
+        offset(offset),
+        antiquant_scale(antiquant_scale),
+        antiquant_offset(antiquant_offset),
+        per_token_scale(per_token_scale),
+        activation_input(activation_input),
+        group_list(group_list),
+        split_item(split_item.value_or(0)),
+        group_type(group_type.value_or(-1)),
+        group_list_type(group_list_type.value_or(0)),
+        act_type(act_type.value_or(0)) {}
+
   at::TensorList x, weight;
   OptionalList scale, offset, antiquant_scale, antiquant_offset, per_token_scale, activation_input;
   const Optional& group_list;
@@ -108,19 +126,8 @@ std::vector<at::Tensor> npu_grouped_matmul(
     const Optional& group_list, OptionalList activation_input, OptionalList, OptionalList,
     OptionalInt split_item, OptionalInt group_type, OptionalInt group_list_type, OptionalInt act_type,
     at::OptionalIntArrayRef, OptionalInt output_dtype, OptionalInt, OptionalInt, OptionalInt, OptionalInt) {
-  const Call c{x,
-               weight,
-               scale,
-               offset,
-               antiquant_scale,
-               antiquant_offset,
-               per_token_scale,
-               activation_input,
-               group_list,
-               split_item.value_or(0),
-               group_type.value_or(-1),
-               group_list_type.value_or(0),
-               act_type.value_or(0)};
+  const Call c(x, weight, scale, offset, antiquant_scale, antiquant_offset, per_token_scale, activation_input,
+               group_list, split_item, group_type, group_list_type, act_type);
   const DeviceSwitch on(DeviceSwitch::of(x));
   const auto out = results<int64_t>(c, output_dtype);
   const at::TensorList none;
@@ -137,19 +144,8 @@ std::vector<at::Tensor> npu_grouped_matmul_meta(
     const Optional& group_list, OptionalList activation_input, OptionalList, OptionalList,
     OptionalInt split_item, OptionalInt group_type, OptionalInt group_list_type, OptionalInt act_type,
     at::OptionalIntArrayRef, OptionalInt output_dtype, OptionalInt, OptionalInt, OptionalInt, OptionalInt) {
-  const Call c{x,
-               weight,
-               scale,
-               offset,
-               antiquant_scale,
-               antiquant_offset,
-               per_token_scale,
-               activation_input,
-               group_list,
-               split_item.value_or(0),
-               group_type.value_or(-1),
-               group_list_type.value_or(0),
-               act_type.value_or(0)};
+  const Call c(x, weight, scale, offset, antiquant_scale, antiquant_offset, per_token_scale, activation_input,
+               group_list, split_item, group_type, group_list_type, act_type);
   return results<c10::SymInt>(c, output_dtype);
 }
 
