@@ -55,6 +55,15 @@ def test_what_is_no_format_is_refused():
         torch_npu.npu_format_cast(torch.ones(1, device="npu"), 99)
 
 
+@pytest.mark.parametrize("option", ["customize_dtype", "input_dtype"])
+def test_other_dtypes_are_refused(option):
+    x = torch.ones(1, device="npu")
+    for cast in (torch_npu.npu_format_cast, torch_npu.npu_format_cast_):
+        for format in (Format.ND, x):
+            with pytest.raises(NotImplementedError, match=f"{option} is not supported; leave it out"):
+                cast(x, format, **{option: 1})
+
+
 def test_memory_is_used_again_at_once_after_erase_stream():
     user, other = torch.npu.Stream(), torch.npu.Stream()
     with torch.npu.stream(user):
