@@ -15,6 +15,10 @@ npu: Any = torch.get_device_module("npu")
 ModuleState: Any = torch_npu._C._ModuleState
 # keep_in_graph(tensor): the graph that is being captured holds its memory; for kernels launched with addresses.
 keep_in_graph: Any = torch_npu._C._graph_keep
+# borrow_in_graph(tensor): that graph does not hold its memory: the tensor is there whenever the graph is replayed.
+borrow_in_graph: Any = torch_npu._C._graph_borrow
+# used_on_other_streams(tensor): whether record_stream() was called on it, or on another one of the same storage.
+used_on_other_streams: Any = torch_npu._C._has_recorded_streams
 # count_in_graph(nodes): that graph has so many nodes more, which were launched with addresses.
 count_in_graph: Any = torch_npu._C._graph_count_nodes
 

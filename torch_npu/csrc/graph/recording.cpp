@@ -50,6 +50,12 @@ void Recording::keep(const c10::Storage& storage) {
   if (is_new) found->second = memory::caching_allocator().pin_unless_in(pool, block);
 }
 
+void Recording::borrow(const c10::Storage& storage) {
+  memory::Block* block = storage.nbytes() == 0 ? nullptr : memory::block_of(storage.data_ptr());
+  const std::lock_guard lock(mutex_);
+  if (block != nullptr) kept_blocks_.try_emplace(block, false);
+}
+
 void Recording::keep(std::shared_ptr<void> object) {
   const std::lock_guard lock(mutex_);
   kept_objects_.push_back(std::move(object));

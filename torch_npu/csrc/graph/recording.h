@@ -48,6 +48,9 @@ class Recording {
   /// tensors. Memory of the graph's own pool stays anyway, and is shared by tensors that do not live at the
   /// same time.
   void keep(const c10::Storage& storage);
+  /// Memory that whoever replays the graph knows to be there at each replay: it is not kept. Says so before
+  /// any work is given it.
+  void borrow(const c10::Storage& storage);
   /// Keeps an object of other code as long as the graph.
   void keep(std::shared_ptr<void> object);
   void count_node() { nodes_.fetch_add(1, std::memory_order_relaxed); }

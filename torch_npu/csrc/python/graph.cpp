@@ -7,6 +7,7 @@
 #include "torch_npu/csrc/device/stream.h"
 #include "torch_npu/csrc/graph/npu_graph.h"
 #include "torch_npu/csrc/graph/recording.h"
+#include "torch_npu/csrc/memory/caching_allocator.h"
 #include "torch_npu/csrc/python/bindings.h"
 
 namespace torch_npu::python {
@@ -92,6 +93,16 @@ void bind_graph(py::module_& m) {
     if (graph::Recording* recording = graph::current_recording(tensor.device().index())) {
       recording->keep(tensor.storage());
     }
+  });
+  // For arguments that are given at each replay, at the same address.
+  m.def("_graph_borrow", [](const at::Tensor& tensor) {
+    if (graph::Recording* recording = graph::current_recording(tensor.device().index())) {
+      recording->borrow(tensor.storage());
+    }
+  });
+  m.def("_has_recorded_streams", [](const at::Tensor& tensor) {
+    const memory::Block* block = memory::block_of(tensor.storage().data_ptr());
+    return block != nullptr && !block->stream_uses.empty();
   });
   // For work that is launched past the dispatcher.
   m.def("_graph_count_nodes", [](int64_t nodes) {
