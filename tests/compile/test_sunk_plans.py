@@ -61,6 +61,18 @@ def test_results_that_are_held_stay() -> None:
     assert 1 <= replays < len(inputs)
 
 
+def test_results_that_another_stream_uses_are_not_written_again() -> None:
+    compiled = torch.compile(lambda x: x * 2, **SUNK)
+    side = torch.npu.Stream()
+    x = torch.ones(5, device="npu")
+    for _ in range(4):
+        y = compiled(x)
+        assert_close(y, torch.full((5,), 2.0))
+        y.record_stream(side)
+        del y
+    assert sinking() == ("", 3, 3), "each of them in a recording of its own"
+
+
 def test_a_loop_that_rebinds_its_result_replays() -> None:
     compiled = torch.compile(lambda x: x.tanh() + 0.5, **SUNK)
     x = torch.randn(7)

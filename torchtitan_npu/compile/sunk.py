@@ -19,6 +19,7 @@ from torch import Tensor
 from torchtitan_npu.compile.report import Sinking
 from torchtitan_npu.driver import current_stream_handle, npu
 from torchtitan_npu.sinking.capture import PoolId, capture
+from torchtitan_npu.sinking.handed_out import HandedOut
 from torchtitan_npu.sinking.reasons import CannotSink
 
 Run = Callable[[list[Any], int], tuple[Any, ...]]
@@ -73,8 +74,13 @@ class SunkPlan:
         last, self._last = self._last, addresses
         fitting = [r for r in self._recordings if r.addresses == addresses]
         for recording in fitting:
-            if recording.is_free():
+            if not recording.handed_out.is_free():
+                continue
+            if not recording.handed_out.is_spent():
                 return recording
+            self._recordings.remove(recording)
+            fitting.remove(recording)
+            break
         if last is None or len(fitting) == MOST_RECORDINGS:
             return None
         self._note_moves(last, addresses, arguments)
@@ -130,15 +136,10 @@ class _Recording:
         self._results = [_result(r, given, inputs) for r in results]
         del results
         own = [r.tensor for r in self._results if r.tensor is not None]
-        self._storages = {s._cdata: s.data_ptr() for s in (t.untyped_storage() for t in own)}
-        self._unused = [torch._C._storage_Use_Count(s) for s in self._storages]
+        self.handed_out = HandedOut(own)
         mine = [t.data_ptr() for t in own]
         _results.update(mine)
         weakref.finalize(self, _forget_results, mine)
-
-    def is_free(self) -> bool:
-        """Whether nobody holds the results of the last replay."""
-        return [torch._C._storage_Use_Count(s) for s in self._storages] == self._unused
 
     def replay(self, arguments: Sequence[Tensor]) -> tuple[Any, ...]:
         with torch.no_grad():
