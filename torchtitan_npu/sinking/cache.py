@@ -147,7 +147,7 @@ def _replay_or_record(
     recording = sunk.recordings.get(number)
     if recording is not None:
         sunk.replays += 1
-        return recording.replay(arguments, graphs.watch.parameters, options.copy_outputs)
+        return recording.replay(call, module, arguments, graphs.watch, options.copy_outputs)
     result = call(*args, **kwargs)
     try:
         sunk.recordings[number] = Recording(call, module, graphs.watch, arguments, graphs.lanes[number])

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
-from torchtitan_npu.driver import npu
+from torchtitan_npu.driver import borrow_in_graph, npu
 from torchtitan_npu.sinking.capture import PoolId, capture
+from torchtitan_npu.sinking.in_place import InPlaceGraph, InPlaceGraphs, Key
 from torchtitan_npu.sinking.reasons import CannotSink
 from torchtitan_npu.sinking.signature import _CONSTANTS, Arguments
 from torchtitan_npu.sinking.watch import ModuleWatch, unchanged_attributes
 
 __all__ = ["Lane", "Recording"]
+
+Call = Callable[..., Any]
 
 
 class Lane:
@@ -53,15 +56,14 @@ class _AwaitedBackward:
 class Recording:
     """A signature of a module as graphs in one lane. Raises CannotSink if no graph can stand for the call."""
 
-    def __init__(
-        self, call: Callable[..., Any], module: nn.Module, watch: ModuleWatch, arguments: Arguments, lane: Lane
-    ) -> None:
+    def __init__(self, call: Call, module: nn.Module, watch: ModuleWatch, arguments: Arguments, lane: Lane) -> None:
         self.lane = lane
         self.forward_graph = npu.NPUGraph()
         self.backward_graph: Any = None
         with torch.inference_mode(False):
             self.leaves = [_static(leaf) if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]
         self.inputs = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        self.in_place = InPlaceGraphs(len(self.inputs))
         versions = [i._version for i in self.inputs]
         args, kwargs = arguments.rebuild(self.leaves)
         with unchanged_attributes(module), _no_autocast_cache(), capture(self.forward_graph, lane.pool):
@@ -74,6 +76,7 @@ class Recording:
         if torch.is_grad_enabled() and any(r.requires_grad for r in self.results):
             self._record_backward(watch.parameters)
         self.results = [r.detach() for r in self.results]
+        self.copies = len(self.inputs) + len(self.results)  # around the forward graph, in the latest replay
 
     def _plan_outputs(self, leaves: list[Any], watch: ModuleWatch) -> list["_Output"]:
         inputs = {id(static): n for n, static in enumerate(self.inputs)}
@@ -103,6 +106,13 @@ class Recording:
         """Tasks of an eager run, which the graphs hold."""
         return sum(graph.node_count() for graph in self.graphs)
 
+    def launches_of_replay(self) -> int:
+        """Of the latest one: the graphs, and the copies of arguments, results and gradients around them."""
+        launches = len(self.graphs) + self.copies
+        if self.backward_graph is not None:
+            launches += sum(g is not None for g in (*self.grad_outputs, *self.grad_inputs))
+        return launches
+
     def peak_bytes(self) -> int:
         """Of the graphs' memory at one time; the backward's comes on top of what the forward leaves for it."""
         kept = peak = 0
@@ -117,24 +127,66 @@ class Recording:
 
     # ---- replay
 
-    def replay(self, arguments: Arguments, parameters: Sequence[Tensor], copy: bool) -> Any:
+    def replay(self, call: Call, module: nn.Module, arguments: Arguments, watch: ModuleWatch, copy: bool) -> Any:
         """The outputs of the module for other values of the same signature."""
         given = arguments.tensors
         self.lane.order()
-        with torch.no_grad():
-            for static, value in zip(self.inputs, given, strict=True):
-                if static.data_ptr() != value.data_ptr():
-                    static.copy_(value)
         if self.backward_graph is None:
-            self.forward_graph.replay()
-            results = [_copied(r) for r in self.results] if copy else self.results
+            results = self._replay_forward(call, module, arguments, copy)
         else:
+            with torch.no_grad():
+                self._copy_in(given, [True] * len(given))
             # Their values are in the graph already: they are here for autograd to know them.
-            differentiable = [*(v for v in given if v.requires_grad), *parameters]
+            differentiable = [*(v for v in given if v.requires_grad), *watch.parameters]
             results = _Replay.apply(self, copy, *differentiable)
         remaining = iter(results)
         leaves = [o.value(given, remaining) for o in self.outputs]
         return pytree.tree_unflatten(leaves, self.spec)
+
+    def _replay_forward(self, call: Call, module: nn.Module, arguments: Arguments, copy: bool) -> list[Tensor]:
+        given = arguments.tensors
+        key = copy, addresses = copy, self.in_place.addresses(given)
+        graph = self.in_place.find(key, lambda: self._record_in_place(call, module, arguments, key))
+        with torch.no_grad():
+            if graph is not None:
+                self._copy_in(given, [not a for a in addresses])
+                return graph.replay()
+            self._copy_in(given, [True] * len(given))
+            self.forward_graph.replay()
+            if not copy:
+                return self.results
+            self.copies += len(self.results)
+            return [_copied(r) for r in self.results]
+
+    def _copy_in(self, given: Sequence[Tensor], moved: Sequence[bool]) -> None:
+        self.copies = 0
+        for static, value, has_moved in zip(self.inputs, given, moved, strict=True):
+            if has_moved and static.data_ptr() != value.data_ptr():
+                static.copy_(value)
+                self.copies += 1
+
+    def _record_in_place(self, call: Call, module: nn.Module, arguments: Arguments, key: Key) -> InPlaceGraph:
+        """A graph of the same call that reads those arguments in place which have an address."""
+        to_keep, addresses = key
+        results = [torch.empty_like(r) for r in self.results] if to_keep else self.results
+        places = zip(arguments.tensors, self.inputs, addresses, strict=True)
+        with torch.inference_mode(False):
+            given = [_same_memory(value) if address else static for value, static, address in places]
+        graph = npu.NPUGraph()
+        remaining = iter(given)
+        leaves = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]
+        args, kwargs = arguments.rebuild(leaves)
+        with unchanged_attributes(module), _no_autocast_cache(), capture(graph, self.lane.pool):
+            for tensor, address in zip(given, addresses, strict=True):
+                if address:
+                    borrow_in_graph(tensor)
+            outputs, spec = pytree.tree_flatten(call(*args, **kwargs))
+            if spec != self.spec:
+                raise CannotSink(f"its outputs were {self.spec} in one call and are {spec} in another one like it")
+            made = [o for o, plan in zip(outputs, self.outputs, strict=True) if plan.tensor is not None]
+            for result, output in zip(results, made, strict=True):
+                result.copy_(output)
+        return InPlaceGraph(key, graph, results)
 
 
 class _Replay(torch.autograd.Function):
@@ -149,6 +201,7 @@ class _Replay(torch.autograd.Function):
         ctx.save_for_backward(*differentiable)
         recording.forward_graph.replay()
         results = [_copied(r) if copy else r.detach() for r in recording.results]
+        recording.copies += len(results) if copy else 0
         ctx.mark_non_differentiable(*(r for r, g in zip(results, recording.grad_outputs, strict=True) if g is None))
         return tuple(results)
 
@@ -202,6 +255,13 @@ def _static(value: Tensor) -> Tensor:
     """A tensor of the graph's own in place of an argument."""
     static = value.detach().clone()
     return static.requires_grad_(value.requires_grad)
+
+
+def _same_memory(value: Tensor) -> Tensor:
+    """A tensor of its own to autograd, and with its own version, in the memory of `value`."""
+    same = torch.empty(0, dtype=value.dtype, device=value.device)
+    same.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+    return same.requires_grad_(value.requires_grad)
 
 
 def _copied(tensor: Tensor) -> Tensor:

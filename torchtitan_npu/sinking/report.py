@@ -20,11 +20,13 @@ class GraphEntry:
     mode: str  # "forward" or "forward + backward"
     nodes: int  # operators, copies and other tasks that the graphs hold
     replays: int
+    captures: int  # how often `forward` was executed to record it, in addition to the first call
     bytes: int  # that the module's graphs have reserved, all signatures together
     peak_bytes: int  # that this signature's tensors take at one time; lifetimes that do not overlap share memory
     total_bytes: int  # that they would take if none shared
     launches_eager: int  # from host to device in one eager run: one a node
-    launches: int  # in one replay: the graphs, and the copies of inputs and outputs around them
+    launches: int  # in the latest replay: the graphs, and the copies of inputs and outputs around them
+    reason_for_copies: str  # why no graph could be recorded that works on the caller's memory; "" if none failed
     reason: str  # why the module runs eagerly instead; "" if it does not
 
 
@@ -62,23 +64,22 @@ def graph_report() -> GraphReport:
 def _entry(graphs: ModuleGraphs, sunk: Sunk, reserved: int) -> GraphEntry:
     recording = next(iter(sunk.recordings.values()), None)
     if recording is None:
-        return GraphEntry(graphs.name, sunk.text, "", 0, 0, 0, 0, 0, 0, 0, sunk.reason)
+        return GraphEntry(graphs.name, sunk.text, "", 0, 0, 0, 0, 0, 0, 0, 0, "", sunk.reason)
     nodes = recording.launches()
     has_backward = recording.backward_graph is not None
-    copies = len(recording.inputs) + len(recording.results)
-    if has_backward:
-        copies += sum(g is not None for g in (*recording.grad_outputs, *recording.grad_inputs))
     return GraphEntry(
         module=graphs.name,
         signature=sunk.text,
         mode="forward + backward" if has_backward else "forward",
         nodes=nodes,
         replays=sunk.replays,
+        captures=sum(1 + r.in_place.captures for r in sunk.recordings.values()),
         bytes=reserved,
         peak_bytes=recording.peak_bytes(),
         total_bytes=recording.total_bytes(),
         launches_eager=nodes,
-        launches=1 + has_backward + copies,
+        launches=recording.launches_of_replay(),
+        reason_for_copies=recording.in_place.reason,
         reason="",
     )
 
