@@ -11,8 +11,11 @@ import torch_npu._C
 # torch.npu, which torch's types do not know.
 npu: Any = torch.get_device_module("npu")
 
-# ModuleState(members, empty).is_unchanged(): whether dictionaries hold what they held, and tensors their memory.
+# ModuleState(members, empty, attributes): whether dictionaries hold what they held, and tensors their memory
+# (is_unchanged()), and which modules are in train mode (training()).
 ModuleState: Any = torch_npu._C._ModuleState
+# Addresses(addresses).are_those_of(tensors): whether each tensor of a list lies there; 0 stands for any address.
+Addresses: Any = torch_npu._C._Addresses
 # keep_in_graph(tensor): the graph that is being captured holds its memory; for kernels launched with addresses.
 keep_in_graph: Any = torch_npu._C._graph_keep
 # borrow_in_graph(tensor): that graph does not hold its memory: the tensor is there whenever the graph is replayed.

@@ -5,7 +5,7 @@ import gc
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -575,10 +575,21 @@ def test_functional_embedding_and_integers() -> None:
                 assert torch.equal(got, want)
 
 
-def test_a_module_that_compiles_itself_is_refused_and_runs_compiled() -> None:
-    model, x = nn.Linear(4, 3).npu(), torch.randn(2, 4, device="npu")
-    model.compile(backend="eager")
-    with torch_npu.enable_graph(strict=True), pytest.raises(CannotSink, match=r"compiled by torch\.compile"):
-        model(x)
-    with pytest.warns(GraphSinkingWarning, match=r"compiled by torch\.compile"), torch_npu.enable_graph():
-        assert torch.equal(model(x), F.linear(x, model.weight, model.bias))
+def test_a_module_that_compiles_itself_is_recorded_as_it_is_compiled() -> None:
+    class Double(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(module)
+        return lambda *args: [y * 2 for y in module(*args)]
+
+    model, x = Double(), torch.randn(2, 4, device="npu")
+    model.compile(backend=backend)
+    with torch.no_grad(), torch_npu.enable_graph(strict=True):
+        for _ in range(4):
+            assert torch.equal(model(x), x * 4)
+    assert len(graphs) == 1
+    assert entry().replays == 3

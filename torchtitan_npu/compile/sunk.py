@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_npu.compile.report import Sinking
-from torchtitan_npu.driver import current_stream_handle, npu
+from torchtitan_npu.driver import Addresses, current_stream_handle, npu
 from torchtitan_npu.sinking.capture import PoolId, capture
 from torchtitan_npu.sinking.handed_out import HandedOut
 from torchtitan_npu.sinking.reasons import CannotSink
@@ -66,30 +66,35 @@ class SunkPlan:
         return results
 
     def _find(self, arguments: list[Any]) -> _Recording | None:
-        if self._last is None:
-            _require_npu_tensors(arguments)
-        addresses = list(map(Tensor.data_ptr, arguments))
-        for number in self._places:
-            addresses[number] = 0
-        last, self._last = self._last, addresses
-        fitting = [r for r in self._recordings if r.addresses == addresses]
-        for recording in fitting:
+        fitting = 0
+        for recording in self._recordings:
+            if not recording.lies_at.are_those_of(arguments):
+                continue
+            fitting += 1
             if not recording.handed_out.is_free():
                 continue
             if not recording.handed_out.is_spent():
                 return recording
             self._recordings.remove(recording)
-            fitting.remove(recording)
+            fitting -= 1
             break
-        if last is None or len(fitting) == MOST_RECORDINGS:
+        return self._record(arguments, fitting)
+
+    def _record(self, arguments: list[Any], fitting: int) -> _Recording | None:
+        """A new recording, if it is time for one; ``fitting``: how many there are, whose results are held."""
+        if self._last is None:
+            _require_npu_tensors(arguments)
+        addresses = [0 if i in self._places else a.data_ptr() for i, a in enumerate(arguments)]
+        last, self._last = self._last, addresses
+        if last is None or fitting == MOST_RECORDINGS:
             return None
         self._note_moves(last, addresses, arguments)
         if self._noted.captures == MOST_CAPTURES:
             raise CannotSink(f"its inputs lay at different addresses in most of {MOST_CAPTURES} captures")
         self._noted.captures += 1
         if len(self._recordings) == MOST_RECORDINGS:
-            self._recordings.remove(next(r for r in self._recordings if r not in fitting))
-        recording = _Recording(self._run, arguments, self._last, self._places, self._changed, self._pool)
+            self._recordings.remove(next(r for r in self._recordings if not r.lies_at.are_those_of(arguments)))
+        recording = _Recording(self._run, arguments, addresses, self._places, self._changed, self._pool)
         self._recordings.append(recording)
         return recording
 
@@ -125,7 +130,7 @@ class _Recording:
         changed: Sequence[int],
         pool: PoolId,
     ) -> None:
-        self.addresses = addresses
+        self.lies_at = Addresses(addresses)
         self._places = dict(places)
         self._changed = changed
         self._graph = npu.NPUGraph()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import nn
+from torch._C._dynamo import eval_frame
 
 from torchtitan_npu.sinking.cache import Options, run
 
@@ -59,6 +60,13 @@ class _CallOfEveryModule:
 
 
 _call_of_every_module = _CallOfEveryModule()
+
+# A module under torch.compile is called through these: Dynamo does not compile them, but what they call. Its own
+# function for that, torch._dynamo.skip, would import all of Dynamo, which takes seconds.
+for _function in (_plain_call, _call, _CallOfEveryModule.__get__):
+    eval_frame.set_code_exec_strategy(
+        _function.__code__, eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+    )
 
 
 def _open() -> None:

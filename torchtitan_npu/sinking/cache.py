@@ -139,7 +139,7 @@ def _replay_or_record(
     options: Options,
 ) -> Any:
     graphs.refresh(module)
-    key = (arguments.key, graphs.watch.training(module), modes())
+    key = (arguments.key, graphs.watch.training(), modes())
     sunk = graphs.find(key, arguments, options.cache_limit)
     if sunk.reason:
         raise CannotSink(sunk.reason)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
-from torchtitan_npu.driver import borrow_in_graph, npu
+from torchtitan_npu.driver import borrow_in_graph, current_stream_handle, npu
 from torchtitan_npu.sinking.capture import PoolId, capture
 from torchtitan_npu.sinking.in_place import InPlaceGraph, InPlaceGraphs, Key
 from torchtitan_npu.sinking.reasons import CannotSink
@@ -33,7 +33,8 @@ class Lane:
     def __init__(self) -> None:
         self.pool: PoolId = npu.graph_pool_handle()
         self.awaits: weakref.ref[_AwaitedBackward] | None = None  # dies when autograd forgets the forward
-        self.stream: torch.Stream | None = None  # that the lane was used on last
+        self._stream: torch.Stream | None = None  # that the lane was used on last
+        self._handle: int | None = None  # of it
 
     def is_free(self) -> bool:
         awaited = self.awaits() if self.awaits is not None else None
@@ -41,10 +42,13 @@ class Lane:
 
     def order(self) -> None:
         """Makes the current stream wait for the last use of the lane."""
+        handle = current_stream_handle()
+        if handle == self._handle:
+            return
         current = npu.current_stream()
-        if self.stream is not None and self.stream != current:
-            current.wait_stream(self.stream)
-        self.stream = current
+        if self._stream is not None:
+            current.wait_stream(self._stream)
+        self._stream, self._handle = current, handle
 
 
 class _AwaitedBackward:
@@ -66,7 +70,7 @@ class Recording:
         self.in_place = InPlaceGraphs(len(self.inputs))
         versions = [i._version for i in self.inputs]
         args, kwargs = arguments.rebuild(self.leaves)
-        with unchanged_attributes(module), _no_autocast_cache(), capture(self.forward_graph, lane.pool):
+        with unchanged_attributes(module), _own_autocast_cache(), capture(self.forward_graph, lane.pool):
             outputs = call(*args, **kwargs)
         if [i._version for i in self.inputs] != versions:
             raise CannotSink("it changes its arguments in place, and a graph works on copies of them")
@@ -90,7 +94,7 @@ class Recording:
         _require_known_leaves(outputs, wanted)
         self.grad_outputs = [torch.empty_like(r) if r.requires_grad else None for r in self.results]
         self.backward_graph = npu.NPUGraph()
-        with _no_autocast_cache(), capture(self.backward_graph, self.lane.pool), _nodes_on_the_capturing_stream():
+        with _own_autocast_cache(), capture(self.backward_graph, self.lane.pool), _nodes_on_the_capturing_stream():
             found = torch.autograd.grad(
                 outputs, wanted, [g for g in self.grad_outputs if g is not None], allow_unused=True
             )
@@ -176,7 +180,7 @@ class Recording:
         remaining = iter(given)
         leaves = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]
         args, kwargs = arguments.rebuild(leaves)
-        with unchanged_attributes(module), _no_autocast_cache(), capture(graph, self.lane.pool):
+        with unchanged_attributes(module), _own_autocast_cache(), capture(graph, self.lane.pool):
             for tensor, address in zip(given, addresses, strict=True):
                 if address:
                     borrow_in_graph(tensor)
@@ -285,15 +289,15 @@ def _require_known_leaves(outputs: list[Tensor], wanted: list[Tensor]) -> None:
 
 
 @contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """A parameter that autocast has cast once would be the graph's, and never see a later value."""
-    enabled = torch.is_autocast_cache_enabled()
+def _own_autocast_cache() -> Iterator[None]:
+    """What autocast has cast before is not taken into the graph, which has to see later values of a parameter, and
+    what it casts in the graph is not used outside.
+    """
     torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(enabled)
+        torch.clear_autocast_cache()
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """What of a module a graph depends on, besides the arguments of the call."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,14 +32,16 @@ class ModuleWatch:
         self._submodules = list(module.modules())[1:]
         modules = [module, *self._submodules]
         for m in modules:
-            if _is_compiled(m):
-                raise CannotSink("it is compiled by torch.compile, which makes graphs of its own")
             if isinstance(m, torch.jit.ScriptModule):
                 raise CannotSink("it is a TorchScript module")
         members = [getattr(m, name) for m in modules for name in _MEMBERS]
         hooks = [getattr(m, name) for m in modules for name in _HOOKS]
         # Filling one that is empty changes what a call does, too.
-        self._state = ModuleState(members=[d for d in members if d], empty=hooks + [d for d in members if not d])
+        self._state = ModuleState(
+            members=[d for d in members if d],
+            empty=hooks + [d for d in members if not d],
+            attributes=list(map(vars, modules)),
+        )
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self._tensors = [v for d in members for v in d.values() if isinstance(v, Tensor)]
 
@@ -48,9 +49,9 @@ class ModuleWatch:
         """False if the graphs of the module no longer stand for it."""
         return self._state.is_unchanged()
 
-    def training(self, module: nn.Module) -> tuple[bool, ...]:
-        """Which of the submodules are in train mode: part of a graph's key."""
-        return (module.training, *[m.training for m in self._submodules])
+    def training(self) -> bytes:
+        """Which of the modules are in train mode: part of a graph's key."""
+        return self._state.training()
 
     def require_no_hooks(self, module: nn.Module) -> None:
         """Raises CannotSink: a replay would not run them."""
@@ -67,13 +68,6 @@ class ModuleWatch:
     def addresses(self) -> set[int]:
         """Of the memory of parameters and buffers."""
         return {t.untyped_storage().data_ptr() for t in self._tensors}
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds; without it nothing is compiled
-    return dynamo is not None and (
-        isinstance(module, dynamo.OptimizedModule) or vars(module).get("_compiled_call_impl") is not None
-    )
 
 
 def require_no_global_hooks() -> None:

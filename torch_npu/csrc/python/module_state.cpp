@@ -14,8 +14,10 @@ namespace {
 class ModuleState {
  public:
   /// `members`: dictionaries that must keep their values, and those that are tensors their memory and
-  /// requires_grad. `empty`: dictionaries that must stay empty.
-  ModuleState(const std::vector<py::dict>& members, std::vector<py::dict> empty) : empty_(std::move(empty)) {
+  /// requires_grad. `empty`: dictionaries that must stay empty. `attributes`: `__dict__` of each module.
+  ModuleState(const std::vector<py::dict>& members, std::vector<py::dict> empty,
+              std::vector<py::dict> attributes)
+      : empty_(std::move(empty)), attributes_(std::move(attributes)) {
     for (const py::dict& dict : members) {
       Members& kept = members_.emplace_back(Members{dict, {}});
       for (const auto& [name, value] : dict) {
@@ -35,6 +37,18 @@ class ModuleState {
              return address_of(kept.tensor) == kept.address &&
                     kept.tensor.requires_grad() == kept.requires_grad;
            });
+  }
+
+  /// A byte for each module: whether it is in train mode.
+  py::bytes training() const {
+    static PyObject* const name = PyUnicode_InternFromString("training");
+    std::string flags(attributes_.size(), '\0');
+    std::transform(attributes_.begin(), attributes_.end(), flags.begin(), [](const py::dict& attributes) {
+      PyObject* const value = PyDict_GetItemWithError(attributes.ptr(), name);
+      if (PyErr_Occurred()) throw py::error_already_set();
+      return static_cast<char>(value != nullptr && py::handle(value).cast<bool>());
+    });
+    return flags;
   }
 
  private:
@@ -60,16 +74,45 @@ class ModuleState {
 
   std::vector<Members> members_;
   std::vector<py::dict> empty_;
+  std::vector<py::dict> attributes_;
   std::vector<Kept> tensors_;
+};
+
+/// Where the tensors of a list lie, to be compared before each replay as well.
+class Addresses {
+ public:
+  /// 0: anywhere.
+  explicit Addresses(std::vector<uintptr_t> addresses) : addresses_(std::move(addresses)) {}
+
+  /// Raises TypeError if the list has another length or holds something else than tensors.
+  bool are_those_of(const py::list& tensors) const {
+    TORCH_CHECK_TYPE(tensors.size() == addresses_.size(), "expected ", addresses_.size(), " tensors, got ",
+                     tensors.size());
+    for (size_t i = 0; i < addresses_.size(); ++i) {
+      if (addresses_[i] == 0) continue;
+      PyObject* tensor = PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(i));
+      TORCH_CHECK_TYPE(THPVariable_Check(tensor), "expected a tensor, got a ", Py_TYPE(tensor)->tp_name);
+      if (reinterpret_cast<uintptr_t>(THPVariable_Unpack(tensor).const_data_ptr()) != addresses_[i])
+        return false;
+    }
+    return true;
+  }
+
+ private:
+  std::vector<uintptr_t> addresses_;
 };
 
 }  // namespace
 
 void bind_module_state(py::module_& m) {
   py::class_<ModuleState>(m, "_ModuleState")
-      .def(py::init<const std::vector<py::dict>&, std::vector<py::dict>>(), py::arg("members"),
-           py::arg("empty"))
+      .def(py::init<const std::vector<py::dict>&, std::vector<py::dict>, std::vector<py::dict>>(),
+           py::arg("members"), py::arg("empty"), py::arg("attributes"))
+      .def("training", &ModuleState::training)
       .def("is_unchanged", &ModuleState::is_unchanged);
+  py::class_<Addresses>(m, "_Addresses")
+      .def(py::init<std::vector<uintptr_t>>())
+      .def("are_those_of", &Addresses::are_those_of);
 }
 
 }  // namespace torch_npu::python
