@@ -387,6 +387,20 @@ def test_pad(mode: str, spatial: int) -> None:
     check(lambda x: F.pad(x, (1, 2) * spatial, mode=mode), rand(2, 3, *(5, 4, 6)[:spatial]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cross_entropy_with_logits_rounds_once(dtype: torch.dtype) -> None:
+    x, weight, positive = (10 * torch.rand(10, 64).to(dtype) for _ in range(3))
+    target = torch.randint(0, 2, (10, 64)).to(dtype)
+    weights = [{}, {"weight": weight}, {"weight": weight[:, :1], "pos_weight": positive[0]}]
+    for options in weights:
+        exact = F.binary_cross_entropy_with_logits(
+            x.float(), target.float(), **{k: v.float() for k, v in options.items()}, reduction="none"
+        )
+        there = {k: v.npu() for k, v in options.items()}
+        result = F.binary_cross_entropy_with_logits(x.npu(), target.npu(), **there, reduction="none")
+        assert torch.equal(result.cpu(), exact.to(dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_loss(reduction: str, dtype: torch.dtype) -> None:
