@@ -7,7 +7,13 @@ import torch
 from tolerance import assert_close
 from torch import nn
 
-LAYOUTS = {"coo": lambda t: t.to_sparse()}
+LAYOUTS = {
+    "coo": lambda t: t.to_sparse(),
+    "csr": lambda t: t.to_sparse_csr(),
+    "csc": lambda t: t.to_sparse_csc(),
+    "bsr": lambda t: t.to_sparse_bsr((2, 2)),
+    "bsc": lambda t: t.to_sparse_bsc((2, 2)),
+}
 
 
 def dense(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -116,7 +122,7 @@ def test_operators(call):
     same(call(matrix.npu().to_sparse(), right.npu()), call(matrix.to_sparse(), right))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])  # PyTorch has no product with BSC on the CPU
 def test_matmul_with_dense(layout):
     matrix, right = dense(4, 6), torch.randn(6, 4)
     same(LAYOUTS[layout](matrix.npu()) @ right.npu(), LAYOUTS[layout](matrix) @ right)
@@ -169,13 +175,60 @@ def test_accumulating_sparse_gradients():
     assert weight.grad.to_dense()[:, 0].tolist() == [0.0, 4.0, 0.0, 2.0, 0.0]
 
 
-def test_printing_copying_and_saving(tmp_path):
-    sparse = dense(3, 3).to_sparse().to("npu")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_printing_copying_and_saving(layout, tmp_path):
+    sparse = LAYOUTS[layout](dense(4, 6)).to("npu")
     assert "device='npu:0'" in repr(sparse)
-    assert "layout=torch.sparse_coo" in repr(sparse)
+    assert f"layout=torch.sparse_{layout}" in repr(sparse)
     same(copy.deepcopy(sparse), sparse.cpu())
     torch.save(sparse, tmp_path / "sparse.pt")
     same(torch.load(tmp_path / "sparse.pt"), sparse.cpu())
+
+
+def csr(values: list[float], device: str) -> torch.Tensor:
+    crow, column = torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1])
+    return torch.sparse_csr_tensor(crow.to(device), column.to(device), torch.tensor(values).to(device), (2, 4))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: torch.ops.aten._sparse_csr_sum.dim_dtype(s, [1], True),
+        lambda s: torch.ops.aten._sparse_csr_prod.dim_dtype(s, [0], True),
+        lambda s: s * 2.5,
+        lambda s: s + s,
+        lambda s: s.sin().neg(),
+        lambda s: s.transpose(0, 1),
+        lambda s: s.clone().mul_(3),
+        lambda s: s.to_sparse_coo(),
+        lambda s: s.double(),
+        lambda s: s[1],
+        lambda s: torch.zeros_like(s),
+        lambda s: torch.addmm(torch.ones(2, 3, device=s.device), s, torch.ones(4, 3, device=s.device), beta=0.5),
+    ],
+)
+def test_csr_operators(call):
+    values = [1.0, -2.0, 3.0]
+    same(call(csr(values, "npu")), call(csr(values, "cpu")))
+
+
+def test_the_parts_of_csr_are_npu_tensors_that_share_memory():
+    sparse = csr([1.0, -2.0, 3.0], "npu")
+    sparse.values().mul_(2)
+    assert sparse.values().tolist() == [2.0, -4.0, 6.0]
+    assert sparse.crow_indices().tolist() == [0, 2, 3]
+    assert sparse.col_indices().device == torch.device("npu:0")
+    assert sparse.clone().values().data_ptr() != sparse.values().data_ptr()
+
+
+def test_gradients_through_csr_matmul():
+    grads = []
+    for device in ("cpu", "npu"):
+        sparse = csr([1.0, -2.0, 3.0], device)
+        right = torch.linspace(-1, 1, 12, device="cpu").reshape(4, 3).to(device).requires_grad_()
+        (sparse @ right).pow(2).sum().backward()
+        grads.append(right.grad)
+    same(grads[1], grads[0])
 
 
 def test_fallback_is_in_the_ledger():

@@ -25,6 +25,8 @@ namespace {
 /// The CPU's key for the layout that the call is about.
 c10::DispatchKeySet host_keys(c10::DispatchKeySet keys) {
   if (keys.has(c10::DispatchKey::SparsePrivateUse1)) return c10::DispatchKeySet(c10::DispatchKey::SparseCPU);
+  if (keys.has(c10::DispatchKey::SparseCsrPrivateUse1))
+    return c10::DispatchKeySet(c10::DispatchKey::SparseCsrCPU);
   if (keys.has(c10::DispatchKey::NestedTensorPrivateUse1)) {
     return c10::DispatchKeySet(c10::DispatchKey::NestedTensorCPU);
   }
@@ -277,6 +279,7 @@ struct LayoutKeys {
 constexpr LayoutKeys kLayouts[] = {
     {c10::DispatchKey::PrivateUse1, c10::DispatchKey::CPU},
     {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCPU},
+    {c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::SparseCsrCPU},
     {c10::DispatchKey::NestedTensorPrivateUse1, c10::DispatchKey::NestedTensorCPU},
 };
 

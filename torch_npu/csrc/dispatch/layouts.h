@@ -1,5 +1,5 @@
-// Sparse COO and nested tensors on device npu: CPU kernels run on tensors of the same layout over views of
-// the dense parts. Compressed sparse layouts (CSR and the like) are not supported.
+// Sparse (COO; CSR, CSC, BSR, BSC) and nested tensors on device npu: CPU kernels run on tensors of the same
+// layout over views of the dense parts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ inline bool is_dense(const at::Tensor& tensor) {
 }
 
 /// A tensor of the layout of `tensor` whose dense parts have been relocated to `type`.
-/// Raises NotImplementedError for layouts other than sparse COO and nested.
+/// Raises NotImplementedError for layouts other than sparse and nested ones.
 at::Tensor relocate_parts(const at::Tensor& tensor, c10::DeviceType type, const Relocate& part);
 
 /// Makes a sparse tensor what another one is that an operator changed in place. Nested tensors keep their
