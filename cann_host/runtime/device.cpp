@@ -27,7 +27,7 @@ void after_fork_in_child() {
 }
 
 Device* make_devices() {
-  const auto& physical = visible_devices();
+  const auto& physical = fix_visible_devices();
   auto* all = new Device[physical.size()];
   for (size_t i = 0; i < physical.size(); ++i) {
     Device& device = all[i];

@@ -3,13 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "error.h"
 
@@ -150,7 +153,7 @@ VisibleDevices read_visible_devices() {
     return devices;
   }
   const std::string read = std::string(list).substr(0, std::strspn(list, "0123456789,"));
-  if (read != list) {
+  if (static std::string told; read != list && std::exchange(told, list) != list) {
     std::fprintf(stderr, "[cann_host] of ASCEND_RT_VISIBLE_DEVICES=%s only \"%s\" counts, as in CANN\n", list,
                  read.c_str());
   }
@@ -168,14 +171,26 @@ VisibleDevices read_visible_devices() {
   return devices;
 }
 
+std::atomic<const VisibleDevices*> fixed{nullptr};
+
 const VisibleDevices& visible() {
-  static const auto* devices = new VisibleDevices(read_visible_devices());
-  return *devices;
+  if (const VisibleDevices* devices = fixed.load(std::memory_order_acquire)) [[likely]]
+    return *devices;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  thread_local VisibleDevices devices;
+  devices = read_visible_devices();
+  return devices;
 }
 
 }  // namespace
 
 const std::vector<int32_t>& visible_devices() { return visible().ids; }
+
+const std::vector<int32_t>& fix_visible_devices() {
+  fixed.store(new VisibleDevices(visible()), std::memory_order_release);
+  return visible_devices();
+}
 
 const Settings& settings() {
   static const Settings* all = new Settings(Reader().read());

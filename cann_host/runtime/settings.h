@@ -28,9 +28,13 @@ struct Settings {
 };
 
 const Settings& settings();
-/// Logical -> physical: CANN_HOST_DEVICES filtered by ASCEND_RT_VISIBLE_DEVICES, which is read when a client
-/// first asks for a device, and not before: programs set it after they loaded their plug-in.
+/// Logical -> physical: CANN_HOST_DEVICES filtered by ASCEND_RT_VISIBLE_DEVICES. Read anew until devices
+/// exist, because programs set it after they loaded their plug-in and even after they counted. The reference
+/// holds until the thread's next call.
 const std::vector<int32_t>& visible_devices();
+
+/// The same from now on, whatever becomes of the variable.
+const std::vector<int32_t>& fix_visible_devices();
 
 /// Throws ACL_ERROR_INVALID_PARAM if a setting could not be understood.
 void require_valid_settings();
