@@ -126,3 +126,12 @@ def test_synchronizations_are_told(sync_debug, what, action):
 def test_unknown_sync_debug_mode(mode):
     with pytest.raises(RuntimeError, match="invalid value of debug_mode, expected one of"):
         torch.npu.set_sync_debug_mode(mode)
+
+
+def test_compatible_implementations_are_accepted():
+    assert torch.npu.are_compatible_impl_enabled() is False
+    torch.npu.use_compatible_impl(True)
+    try:
+        assert torch.npu.are_compatible_impl_enabled() is True
+    finally:
+        torch.npu.use_compatible_impl(False)

@@ -49,11 +49,19 @@ except ImportError as error:
 else:
     from torch_npu import npu
     from torch_npu._backend import register
-    from torch_npu.fallback import clear_fallback_report, fallback_policy, fallback_report  # noqa: F401
+    from torch_npu.fallback import (  # noqa: F401
+        apply_environment,
+        clear_fallback_report,
+        fallback_policy,
+        fallback_report,
+    )
     from torch_npu.native import clear_native_calls, native_calls  # noqa: F401
     from torch_npu.npu.vm_pool import VMMemoryPool  # noqa: F401
 
     register(npu)
+    npu.environment.apply()
+    apply_environment()
+    npu._c_names.install()
 
     if os.environ.get("TORCH_NPU_SANITIZER") == "1":
         from torch_npu.npu._sanitizer import enable_npu_sanitizer

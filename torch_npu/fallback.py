@@ -1,7 +1,12 @@
-"""What ran on the CPU for device npu: report and policy of the fallback ledger."""
+"""What ran on the CPU for device npu: report and policy of the fallback ledger.
+
+``TORCH_NPU_FALLBACK_CPU_DISABLE=1`` starts a program with the policy "error".
+"""
 
 from __future__ import annotations
 
+import os
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +15,7 @@ from torch_npu import _C
 __all__ = ["FallbackEntry", "FallbackReport", "clear_fallback_report", "fallback_policy", "fallback_report"]
 
 Policy = Literal["allow", "warn", "error"]
+_DISABLE = "TORCH_NPU_FALLBACK_CPU_DISABLE"
 
 # c10's names of dtypes in torch's words.
 _TORCH_NAME = {
@@ -107,3 +113,12 @@ def fallback_policy(policy: Policy | None = None) -> _PolicyScope | Policy:
     if policy not in ("allow", "warn", "error"):
         raise ValueError(f"unknown fallback policy {policy!r}; expected 'allow', 'warn' or 'error'")
     return _PolicyScope(_C._set_fallback_policy(getattr(_C._FallbackPolicy, policy)))
+
+
+def apply_environment() -> None:
+    """Sets the policy that TORCH_NPU_FALLBACK_CPU_DISABLE asks for."""
+    value = os.environ.get(_DISABLE, "0")
+    if value == "1":
+        fallback_policy("error")
+    elif value != "0":
+        warnings.warn(f"{_DISABLE}={value!r} is ignored: expected 0 or 1", stacklevel=2)

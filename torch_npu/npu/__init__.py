@@ -5,9 +5,11 @@ Private names that PyTorch or DTensor look up here are imported ``as`` themselve
 
 from typing import Any
 
+from torch_npu.npu import _c_names as _c_names
 from torch_npu.npu import _exit as _exit
 from torch_npu.npu import _utils as _utils
 from torch_npu.npu import amp, random, utils
+from torch_npu.npu import environment as environment
 from torch_npu.npu._npugraph_handlers.npugraph_handler import NpuGraphOpHandler, register_npu_graph_handler
 from torch_npu.npu._utils import _get_device_index as _get_device_index
 from torch_npu.npu.autocast import (
@@ -99,6 +101,7 @@ from torch_npu.npu.memory import (
 from torch_npu.npu.options import (
     CubeMathType,
     aclnn,
+    are_compatible_impl_enabled,
     config,
     conv,
     get_mm_bmm_format_nd,
@@ -108,6 +111,7 @@ from torch_npu.npu.options import (
     set_compile_mode,
     set_mm_bmm_format_nd,
     set_option,
+    use_compatible_impl,
 )
 from torch_npu.npu.random import (
     _get_rng_state_offset as _get_rng_state_offset,
@@ -163,6 +167,7 @@ __all__ = [
     "SyncLaunchStream",
     "aclnn",
     "amp",
+    "are_compatible_impl_enabled",
     "caching_allocator_alloc",
     "caching_allocator_delete",
     "can_device_access_peer",
@@ -255,6 +260,7 @@ __all__ = [
     "set_sync_debug_mode",
     "stream",
     "synchronize",
+    "use_compatible_impl",
     "use_mem_pool",
     "utilization",
     "utils",

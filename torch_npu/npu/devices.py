@@ -81,7 +81,12 @@ def _is_in_bad_fork() -> bool:
 
 
 def current_device() -> int:
-    """Index of the calling thread's device."""
+    """Index of the calling thread's device. Initialises CANN, as torch.cuda.current_device() does CUDA.
+
+    Raises:
+        RuntimeError: no CANN can be used, or this is the forked child of an initialised process.
+    """
+    _C._init()
     return _C._current_device()
 
 

@@ -15,6 +15,7 @@ from torch_npu.npu.devices import is_initialized, synchronize
 __all__ = [
     "CubeMathType",
     "aclnn",
+    "are_compatible_impl_enabled",
     "config",
     "conv",
     "get_mm_bmm_format_nd",
@@ -24,6 +25,7 @@ __all__ = [
     "set_compile_mode",
     "set_mm_bmm_format_nd",
     "set_option",
+    "use_compatible_impl",
 ]
 
 # What an option may be, where it is not just any text.
@@ -111,6 +113,21 @@ def set_mm_bmm_format_nd(is_nd: bool = True) -> None:
 def get_mm_bmm_format_nd() -> bool:
     """What :func:`set_mm_bmm_format_nd` set."""
     return _nd_matmul
+
+
+_compatible = False
+
+
+def use_compatible_impl(is_enable: bool) -> None:
+    """Accepted: the vendor's switch between operators that compute as those of older versions and those that compute as
+    PyTorch's on CUDA. Operators here compute as PyTorch's whatever is set."""
+    global _compatible
+    _compatible = is_enable
+
+
+def are_compatible_impl_enabled() -> bool:
+    """What :func:`use_compatible_impl` set."""
+    return _compatible
 
 
 class _Config:

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "torch_npu/csrc/cann/cann.h"
+#include "torch_npu/csrc/device/init_config.h"
 #include "torch_npu/csrc/device/thread_state.h"
 #include "torch_npu/csrc/device/trace.h"
 #include "torch_npu/csrc/graph/recording.h"
@@ -25,6 +26,8 @@ enum class Phase { kFresh, kReady, kForked };
 std::atomic<Phase> phase{Phase::kFresh};
 std::mutex init_mutex;
 std::array<std::atomic<bool>, kMaxDevices> contexts{};
+InitConfig init_config;
+uint32_t count_in_use = 0;  // of visible devices, from the initialisation on
 
 /// The driver's state does not survive a fork. The child has only the forking thread, so forgetting what that
 /// one had activated sends every later use through ensure_initialized().
@@ -33,17 +36,22 @@ void after_fork_in_child() {
   thread_state = ThreadState{};
 }
 
+void require_usable_config() { TORCH_CHECK(init_config.problem.empty(), init_config.problem); }
+
 void initialize() {
   TORCH_CHECK(phase.load() != Phase::kForked,
               "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use "
               "the 'spawn' "
               "start method");
+  require_usable_config();
   std::lock_guard<std::mutex> lock(init_mutex);
   if (phase.load() == Phase::kReady) return;
   const cann::Api& api = cann::api();
   // Other users of CANN in the process may have initialised it.
-  if (const aclError code = api.aclInit(nullptr); code != ACL_ERROR_REPEAT_INITIALIZE)
+  const char* file = init_config.path.empty() ? nullptr : init_config.path.c_str();
+  if (const aclError code = api.aclInit(file); code != ACL_ERROR_REPEAT_INITIALIZE)
     cann::check(code, "aclInit");
+  api.aclrtGetDeviceCount.checked(&count_in_use);
   pthread_atfork(nullptr, nullptr, after_fork_in_child);
   phase.store(Phase::kReady, std::memory_order_release);
 }
@@ -107,9 +115,12 @@ bool in_bad_fork() noexcept { return phase.load() == Phase::kForked; }
 
 c10::DeviceIndex device_count() noexcept {
   try {
-    uint32_t count = static_cast<uint32_t>(cann::info().device_count);
-    // Until a device is in use, ASCEND_RT_VISIBLE_DEVICES may still change what the process sees.
-    if (count > 0 && !is_initialized() && !in_bad_fork()) cann::api().aclrtGetDeviceCount.checked(&count);
+    uint32_t count = count_in_use;
+    // Until then ASCEND_RT_VISIBLE_DEVICES may still change what the process sees.
+    if (phase.load(std::memory_order_acquire) == Phase::kFresh) {
+      count = static_cast<uint32_t>(cann::info().device_count);
+      if (count > 0) cann::api().aclrtGetDeviceCount.checked(&count);
+    }
     return static_cast<c10::DeviceIndex>(std::min<uint32_t>(count, kMaxDevices));
   } catch (...) {
     // PyTorch asks this in places that cannot handle an exception; whoever uses a device gets the reason.
@@ -117,7 +128,10 @@ c10::DeviceIndex device_count() noexcept {
   }
 }
 
+void set_init_config(InitConfig config) { init_config = std::move(config); }
+
 void check_index(c10::DeviceIndex index) {
+  require_usable_config();
   const int count = device_count();
   if (index >= 0 && index < count) return;
   cann::api();  // if there is no device at all, raises the reason

@@ -42,9 +42,9 @@ void FallbackRecord::announce(FallbackCounter& counter, c10::ScalarType dtype) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, op_, " for ", c10::toString(dtype),
         " has no native kernel on device npu and would run on the CPU", line.empty() ? "" : " (" + line + ")",
-        ", which torch_npu.fallback_policy(\"error\") forbids. Use torch_npu.fallback_policy(\"allow\"), or "
-        "see "
-        "torch_npu.fallback_report() and docs/op_coverage.md for the operators and dtypes that are native.");
+        ", which torch_npu.fallback_policy(\"error\") or TORCH_NPU_FALLBACK_CPU_DISABLE=1 forbids. Use "
+        "torch_npu.fallback_policy(\"allow\"), or see torch_npu.fallback_report() and docs/op_coverage.md "
+        "for the operators and dtypes that are native.");
   }
   if (!first) return;
   {

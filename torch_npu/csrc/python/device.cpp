@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 
 #include "torch_npu/csrc/cann/cann.h"
+#include "torch_npu/csrc/device/init_config.h"
 #include "torch_npu/csrc/python/bindings.h"
 
 namespace torch_npu::python {
@@ -74,6 +75,9 @@ void bind_npurt(py::module_& m) {
 
 void bind_device(py::module_& m) {
   m.def("_cann_info", &cann_info);
+  m.def("_set_init_config", [](std::string path, std::string problem) {
+    device::set_init_config({std::move(path), std::move(problem)});
+  });
   m.def("_init", [] {
     device::ensure_initialized();
     // ATen asks about pinned memory only after it has initialised the device itself.
@@ -83,7 +87,10 @@ void bind_device(py::module_& m) {
   m.def("_in_bad_fork", &device::in_bad_fork);
   m.def("_device_count", &device::device_count);
   m.def("_current_device", &device::current_device);
-  m.def("_set_device", &device::set_device);
+  m.def("_set_device", [](c10::DeviceIndex index) {
+    device::check_index(index);  // set_device() does not where nothing changes
+    device::set_device(index);
+  });
   m.def("_exchange_device", &device::exchange_device);
   m.def("_synchronize", &device::synchronize, without_gil());
   m.def("_synchronize_all", &device::synchronize_all, without_gil());

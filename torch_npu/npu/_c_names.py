@@ -1,0 +1,29 @@
+"""Private functions of the vendor's ``torch_npu._C`` that other packages call: Triton's driver, vLLM, test programs.
+
+Each is an alias of a public function of ``torch.npu``; what has no meaning here is missing.
+"""
+
+from torch_npu import _C
+from torch_npu.npu import devices
+
+
+def _current_raw_stream(device_index: int) -> int:
+    """The aclrtStream, as an address, that is current in this thread on the device."""
+    return _C._stream_handle(*_C._current_stream(device_index))
+
+
+_NAMES = {
+    "_npu_getCurrentRawStream": _current_raw_stream,
+    "_npu_getCurrentRawStreamNoWait": _current_raw_stream,  # no task queue here that the other could wait for
+    "_npu_getDevice": devices.current_device,
+    "_npu_getDeviceCount": devices.device_count,
+    "_npu_get_soc_version": devices.get_soc_version,
+    "_npu_setDevice": devices.set_device,
+    "_npu_synchronize": devices.synchronize,
+}
+
+
+def install() -> None:
+    """Puts the names into ``torch_npu._C``."""
+    for name, function in _NAMES.items():
+        setattr(_C, name, function)
