@@ -99,3 +99,57 @@ def test_cores_of_the_thread():
         utils.set_thread_affinity([3])
     with pytest.raises(ValueError, match="this process may run on"):
         utils.set_thread_affinity([100_000, 100_001])
+
+
+def test_a_tensor_takes_part_of_the_memory_of_another():
+    source = torch.arange(12.0, device="npu")
+    tensor = torch.zeros(2, 3, device="npu")
+    torch_npu.npu_change_data_ptr(tensor, source, 4)
+    assert tensor.tolist() == [[4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
+    assert tensor.untyped_storage().nbytes() == 24
+    source.mul_(2)
+    tensor.add_(1)
+    tensor.record_stream(torch.npu.Stream())
+    assert source.tolist() == [0, 2, 4, 6, 9, 11, 13, 15, 17, 19, 20, 22]
+    del source
+    torch.npu.empty_cache()
+    assert tensor.sum().item() == 84, "the part keeps the memory"
+
+
+def test_a_storage_that_was_made_smaller_stays_so():
+    source = torch.zeros(12, device="npu")
+    tensor = torch.ones(4, 4, device="npu")
+    tensor.untyped_storage().resize_(16)
+    torch_npu.npu_change_data_ptr(tensor, source, 8)
+    assert torch_npu.get_storage_size(tensor) == 4
+    assert torch_npu.get_storage_size(source) == 12
+    assert tensor.shape == (4, 4)
+
+
+def test_weak_references_share_memory_and_layout():
+    from torch_npu import _C
+
+    base = torch.arange(24.0, device="npu").reshape(4, 6)
+    view = base[1:, ::2]
+    weak = _C._weak_ref_tensor(view)
+    assert (weak.shape, weak.stride(), weak.storage_offset()) == (view.shape, view.stride(), view.storage_offset())
+    assert weak.untyped_storage().nbytes() == base.untyped_storage().nbytes()
+    weak.zero_()
+    assert view.count_nonzero().item() == 0
+    assert base.count_nonzero().item() == 24 - view.numel() - 1
+
+
+def test_the_device_interface_of_dynamo():
+    from torch._dynamo.device_interface import get_interface_for_device
+
+    from torch_npu.utils._dynamo import NPUInterface, _dynamo_register_interface_for_device
+
+    _dynamo_register_interface_for_device()
+    interface = get_interface_for_device("npu:0")
+    assert interface is NPUInterface
+    assert interface.current_device() == interface.Worker.current_device() == 0
+    stream = interface.Stream()
+    with interface.stream(stream):
+        assert interface.get_raw_stream(0) == stream.npu_stream == interface.current_stream().npu_stream
+    assert interface.get_device_properties(0).name == interface.get_compute_capability() == torch.npu.get_device_name()
+    assert interface.is_dtype_supported(torch.bfloat16) == torch.npu.is_bf16_supported()

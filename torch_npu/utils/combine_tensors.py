@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torch_npu import _C
+
 __all__ = [
     "get_part_combined_tensor",
     "get_storage_size",
@@ -24,7 +26,9 @@ def get_storage_size(tensor: Tensor) -> int:
 
 
 def npu_change_data_ptr(dst: Tensor, src: Tensor, index: int) -> None:
-    """Makes ``dst`` a view of ``src``'s memory, from ``src``'s element ``index`` on; its own memory is given up.
+    """Makes ``dst`` use ``src``'s memory, from ``src``'s element ``index`` on; its own memory is given up.
+
+    Its storage is that part of ``src``'s and keeps it; a storage that was made smaller than the tensor stays so.
 
     Raises:
         ValueError: another dtype or device, or not enough elements.
@@ -39,8 +43,7 @@ def npu_change_data_ptr(dst: Tensor, src: Tensor, index: int) -> None:
         raise ValueError(
             f"npu_change_data_ptr: {needed} elements from {index} on do not lie in the {get_storage_size(src)} of src"
         )
-    with torch.no_grad():
-        dst.set_(src.untyped_storage(), src.storage_offset() + index, dst.shape, dst.stride())
+    _C._take_memory_of(dst, src, index, needed)
 
 
 def npu_combine_tensors(list_of_tensor: Sequence[Tensor], require_copy_value: bool = True) -> Tensor | None:

@@ -1,5 +1,4 @@
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include "torch_npu/csrc/cann/cann.h"
@@ -79,14 +78,6 @@ void bind_graph(py::module_& m) {
   m.def("_graph_pool_handle", &graph::pool_handle);
   m.def("_empty_strided_npu", [](at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
     return at::empty_strided(sizes, strides, at::TensorOptions().device(at::kPrivateUse1).dtype(dtype));
-  });
-  // The same memory without owning it. A graph that works on it keeps it.
-  m.def("_weak_ref_tensor", [](const at::Tensor& tensor) {
-    return at::for_blob(tensor.data_ptr(), tensor.sizes())
-        .strides(tensor.strides())
-        .target_device(tensor.device())
-        .options(tensor.options())
-        .make_tensor();
   });
   // For work that is launched with addresses, of which the graph cannot see whose memory they are.
   m.def("_graph_keep", [](const at::Tensor& tensor) {
