@@ -151,6 +151,8 @@ const std::map<std::string, const char*>& keys_without_effect() {
        "other threads' cached blocks wait while one thread asks CANN for memory"},
       {"multi_stream_lazy_reclaim", "finished work on other streams is looked for at every allocation"},
       {"pinned_mem_register", "pinned memory is CANN's own (aclrtMallocHost)"},
+      {"pin_memory_expandable_segments",
+       "pinned memory is CANN's own (aclrtMallocHost), which does not support this feature"},
   };
   return table;
 }
@@ -187,7 +189,7 @@ const c10::CachingAllocator::DeviceConfigParserHookRegistry hook(
       publish(std::move(settings));
     },
     {"per_process_memory_fraction", "segment_size_mb", "release_lock_on_npumalloc",
-     "multi_stream_lazy_reclaim", "pinned_mem_register"});
+     "multi_stream_lazy_reclaim", "pinned_mem_register", "pin_memory_expandable_segments"});
 
 }  // namespace
 
