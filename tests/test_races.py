@@ -119,3 +119,23 @@ def test_by_environment(run_python):
     )
     assert result.returncode != 0
     assert "npu race: aten::add.Tensor" in result.stderr
+
+
+def test_an_event_handler_of_ones_own(side):
+    from torch.cuda._sanitizer import EventHandler
+
+    from torch_npu.npu._stream_check import NPUSanitizerDispatchMode
+
+    seen = []
+
+    class Handler(EventHandler):
+        def _handle_kernel_launch(self, stream, read_only, read_write, outputs, operator, tensor_aliases):
+            seen.append((stream, operator.name, len(read_only), len(read_write)))
+            return []
+
+    x = torch.ones(3, device="npu")
+    with NPUSanitizerDispatchMode(Handler()) as mode, torch.npu.stream(side):
+        assert mode.args_handler is None
+        x.mul_(x + 1)
+    assert seen == [(side.npu_stream, "aten::add", 1, 1), (side.npu_stream, "aten::mul_", 1, 1)]
+    assert mode.args_handler is None

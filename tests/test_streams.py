@@ -233,10 +233,33 @@ def test_external_streams(aclrt_stream):
         y = torch.ones(10, device="npu") + 1
     event = stream.record_event()
     torch.npu.current_stream().wait_event(event)
-    stream.synchronize()
     assert y.sum().item() == 20
     with pytest.raises(ValueError, match="null pointer"):
         torch.npu.ExternalStream(0)
+
+
+def test_external_streams_are_neither_asked_nor_waited_for(aclrt_stream, monkeypatch):
+    stream = torch.npu.ExternalStream(aclrt_stream)
+    with pytest.raises(RuntimeError, match=r"Cannot query the external stream .* query that"):
+        stream.query()
+    with pytest.raises(RuntimeError, match=r"NPUStream::synchronize does not wait for the external stream .* for that"):
+        stream.synchronize()
+    monkeypatch.setenv("PER_STREAM_QUEUE", "1")
+    with pytest.raises(RuntimeError, match=r"not supported in NPUStream::stream\(\)"):
+        stream.npu_stream  # noqa: B018
+    monkeypatch.setenv("TASK_QUEUE_ENABLE", "0")
+    assert stream.npu_stream == aclrt_stream
+
+
+def test_names_of_the_vendors_c_functions():
+    from torch_npu import _C
+
+    stream = torch.npu.Stream()
+    with torch.npu.stream(stream):
+        assert _C._npu_getCurrentRawStream(0) == _C._npu_getCurrentRawStreamNoWait(0) == stream.npu_stream
+    assert _C._npu_getDeviceCount() == torch.npu.device_count()
+    assert _C._npu_getDevice() == torch.npu.current_device()
+    assert _C._npu_get_soc_version() == torch.npu.get_soc_version()
 
 
 def test_many_events():

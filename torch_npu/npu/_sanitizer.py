@@ -7,105 +7,16 @@ run, with the software CANN too, which runs streams one after another.
 """
 
 import atexit
-import traceback
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
 from torch.cuda import _sanitizer as base
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_npu import _C
-from torch_npu.npu.streams import current_stream
+from torch_npu.npu._stream_check import NPUSanitizerDispatchMode, NPUSanitizerErrors
 
 __all__ = ["NPUSanitizerErrors", "check_races", "enable_npu_sanitizer"]
-
-
-class NPUSanitizerErrors(RuntimeError):
-    """One message for each pair of accesses without an order."""
-
-
-class _Arguments(base.ArgumentHandler):
-    """Which storages an operator reads and writes: parts of one storage count as the same memory."""
-
-    def _handle_argument(
-        self, value: Any, is_write: bool, metadata_only: bool, name: str | None = None, is_output: bool = False
-    ) -> None:
-        if not isinstance(value, torch.Tensor) or value.device.type != "npu":
-            return
-        address = value.untyped_storage().data_ptr()
-        if address == 0:
-            return
-        if is_write:
-            self.dataptrs_written.add(address)
-        elif not metadata_only:
-            self.dataptrs_read.add(address)
-        names = self.tensor_aliases.setdefault(address, [])
-        if name is not None:
-            names.append(name)
-        if is_output:
-            self.outputs.add(address)
-
-
-class _Dispatch(TorchDispatchMode):
-    def __init__(self, handler: base.EventHandler, action: str) -> None:
-        super().__init__()
-        self.handler = handler
-        self.action = action
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten.record_stream.default:  # no work on a stream
-            return func(*args, **kwargs)
-        is_factory = bool(base.FACTORY_FUNCTION_REGEX.match(func._schema.name))
-        arguments = _Arguments()
-        arguments.parse_inputs(func._schema, args, kwargs, is_factory=is_factory)
-        outputs = func(*args, **kwargs)
-        arguments.parse_outputs(func._schema, outputs, is_factory=is_factory)
-        if not arguments.tensor_aliases:
-            return outputs
-        errors = self.handler._handle_kernel_launch(
-            current_stream().npu_stream,
-            arguments.dataptrs_read - arguments.dataptrs_written,
-            arguments.dataptrs_written,
-            arguments.outputs,
-            func._schema,
-            arguments.tensor_aliases,
-        )
-        if errors:
-            message = "\n".join(map(_describe, errors))
-            if self.action == "raise":
-                raise NPUSanitizerErrors(message)
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return outputs
-
-
-def _describe(error: Any) -> str:
-    current, previous = error.current_access, error.previous_access
-    lines = [
-        f"npu race: {_name(current)} on stream {current.stream:#x} does not wait for {_name(previous)} on stream "
-        f"{previous.stream:#x}, and both use the memory at {error.data_ptr:#x}:"
-    ]
-    for access in (current, previous):
-        arguments = f" {', '.join(access.aliases)}" if access.aliases else " its output"
-        lines.append(f"  {access.type}{arguments}: {_python_line(access.stack_trace)}")
-    if error.allocation_stack_trace:
-        lines.append(f"  allocated: {_python_line(error.allocation_stack_trace)}")
-    lines.append("Put stream.wait_stream(other) or stream.wait_event(event) before the later of the two.")
-    return "\n".join(lines)
-
-
-def _name(access: Any) -> str:
-    return f"{access.operator.name}.{access.operator.overload_name}".rstrip(".")
-
-
-def _python_line(stack: traceback.StackSummary) -> str:
-    """ "train.py:12 in forward": the innermost frame outside torch."""
-    outside = [f for f in stack if "/torch/" not in f.filename and "/torch_npu/" not in f.filename]
-    frame = (outside or stack)[-1]
-    return f"{frame.filename}:{frame.lineno} in {frame.name}"
 
 
 _handler: base.EventHandler | None = None  # of the check under way
@@ -135,7 +46,7 @@ def check_races(action: Literal["raise", "warn"] = "raise") -> Iterator[None]:
     _handler = handler = base.EventHandler()
     _C._observe_trace(lambda event, *handles: getattr(handler, f"_handle_{event}")(*handles))
     try:
-        with _Dispatch(handler, action):
+        with NPUSanitizerDispatchMode(handler, action):
             yield
     finally:
         _C._observe_trace(None)

@@ -5,6 +5,7 @@ a current stream on every device, at first the device's default one.
 """
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,9 @@ class SyncLaunchStream(Stream):
 class ExternalStream(Stream):
     """A stream that other code created and keeps alive.
 
+    Work may be put on it, and events order that work. As in the vendor's torch_npu the stream itself is neither asked
+    nor waited for, because only its owner knows whether it still exists; a program that does so would fail there.
+
     Args:
         stream_ptr: the aclrtStream, as an address.
         device: where it lives; the current device if None.
@@ -80,6 +84,42 @@ class ExternalStream(Stream):
 
     def __new__(cls, stream_ptr: int, device: DeviceLike = None) -> "ExternalStream":
         return _wrap(_C._external_stream(stream_ptr, _get_device_index(device, optional=True)), cls)
+
+    @property
+    def npu_stream(self) -> int:
+        """The aclrtStream, as an address.
+
+        Raises:
+            RuntimeError: TASK_QUEUE_ENABLE and PER_STREAM_QUEUE ask for a task queue of each stream, of which the
+                vendor's torch_npu gives none to streams of other code.
+        """
+        if os.environ.get("PER_STREAM_QUEUE") == "1" and os.environ.get("TASK_QUEUE_ENABLE", "1") != "0":
+            raise RuntimeError(
+                "external streams are not supported in NPUStream::stream() with PER_STREAM_QUEUE=1: set it to 0, or "
+                "use torch.npu.Stream"
+            )
+        return super().npu_stream
+
+    def query(self) -> bool:
+        """Refused.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"Cannot query {self._of_other_code()}: record an event on it and query that")
+
+    def synchronize(self) -> None:
+        """Refused.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            f"NPUStream::synchronize does not wait for {self._of_other_code()}: record an event on it and wait for that"
+        )
+
+    def _of_other_code(self) -> str:
+        return f"the external stream {super().npu_stream:#x}, which other code owns"
 
 
 class Event(torch.Event):
