@@ -210,6 +210,21 @@ def test_scaler_skips_steps_that_overflow(make, bad):
     assert scaler.get_scale() == 4.0
 
 
+def test_an_overflow_skips_the_later_optimizers_too():
+    weights = [torch.nn.Parameter(torch.ones(3, device="npu")) for _ in range(3)]
+    optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in weights]
+    scaler = torch.npu.amp.GradScaler(init_scale=8.0)
+    scaler.scale(sum((w * f).sum() for w, f in zip(weights, (1.0, float("inf"), 1.0), strict=True))).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    assert [w.detach().tolist() for w in weights] == [[0.0] * 3, [1.0] * 3, [1.0] * 3]
+    assert scaler.get_scale() == 4.0
+    weights[2].grad = torch.zeros(3, device="npu")
+    scaler.step(optimizers[2])  # the next iteration starts anew
+    assert scaler._per_optimizer_states[id(optimizers[2])]["stage"].name == "STEPPED"
+
+
 def test_unscale_and_clip():
     weight = torch.nn.Parameter(torch.ones(3, device="npu"))
     optimizer = torch.optim.SGD([weight], lr=1.0)

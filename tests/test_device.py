@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -314,6 +315,8 @@ def test_types_by_name():
     assert isinstance(x.type("torch.npu.LongTensor"), torch.npu.LongTensor)
     assert torch.npu.IntTensor(2, 3).shape == torch.npu.IntTensor(torch.Size([2, 3])).shape == (2, 3)
     assert torch.npu.ByteTensor([1, 2]).tolist() == [1, 2]
+    assert torch.npu.ByteTensor(np.array([[1], [2]])).tolist() == [[1], [2]]
+    assert torch.npu.ByteTensor(np.int64(3)).shape == (3,)
     assert torch.npu.FloatTensor().numel() == 0
     assert torch.npu.FloatTensor(x).data_ptr() == x.data_ptr()
 

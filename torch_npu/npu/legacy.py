@@ -4,7 +4,7 @@ New code says ``torch.tensor(..., dtype=..., device="npu")``. These exist for ``
 old constructors.
 """
 
-from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -35,8 +35,8 @@ class _TensorType(type):
         return isinstance(instance, torch.Tensor) and instance.device.type == "npu" and instance.dtype == cls.dtype
 
     def __call__(cls, *args: Any, device: Any = "npu") -> torch.Tensor:
-        """Sizes (ints, or one torch.Size) give uninitialised memory, a sequence or tensor gives its values."""
-        if len(args) == 1 and isinstance(args[0], (torch.Tensor, Sequence)) and not isinstance(args[0], torch.Size):
+        """Sizes (ints, or one torch.Size) give uninitialised memory; a sequence, array or tensor its values."""
+        if len(args) == 1 and not isinstance(args[0], (Integral, torch.SymInt, torch.Size)):
             return torch.as_tensor(args[0], dtype=cls.dtype, device=device)
         size = args[0] if len(args) == 1 and isinstance(args[0], torch.Size) else args or (0,)
         return torch.empty(size, dtype=cls.dtype, device=device)
