@@ -93,6 +93,10 @@ void masked_softmax(const MaskedSoftmax& a) {
             a.columns);
 }
 
+void fold_rows(const RowFold& a) {
+  over_rows(tables().row.fold[static_cast<int>(a.fold)][a.type], a, a.rows, a.columns);
+}
+
 void cross_entropy(const CrossEntropy& a) {
   over_rows(tables().row.cross_entropy[a.type], a, a.rows, a.columns);
 }

@@ -119,6 +119,21 @@ struct MaskedSoftmax {
 };
 void masked_softmax(const MaskedSoftmax& arguments);
 
+enum class Fold : int { sum, maximum };
+constexpr int fold_count = 2;
+
+/// y = scale * the sum, or the maximum (NaN if there is one), of each row of x.
+struct RowFold {
+  DataType type;
+  Fold fold;
+  const void* x;
+  void* y;
+  int64_t rows;
+  int64_t columns;  ///< 1 or more
+  float scale = 1;
+};
+void fold_rows(const RowFold& arguments);
+
 /// One step of AdamW for one tensor, in place; `type` is that of the parameter and all its state.
 struct AdamW {
   DataType type;

@@ -35,6 +35,7 @@ struct AdamWStep : AdamW {
 struct RowKernels {
   ByType<RowKernel<Rotary>> rotary;
   ByType<RowKernel<MaskedSoftmax>> masked_softmax;
+  ByType<RowKernel<RowFold>> fold[fold_count];
   ByType<RowKernel<CrossEntropy>> cross_entropy;
   ByType<RowKernel<AdamWStep>> adamw_same, adamw_wide;  ///< wide: a float32 gradient
 };

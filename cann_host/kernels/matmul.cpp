@@ -28,7 +28,8 @@ bool small_matmul(const SmallMatmul& m) {
   const auto kernel = matmul_kernels().by_type[m.type];
   if (!kernel || (m.b_inner != 1 && m.b_column != 1)) return false;
   // On the calling thread: such products take less than a second thread needs to begin.
-  std::vector<float> scratch(matmul_row_block * m.inner);
+  const bool in_place = m.type == DataType::float32 && (m.b_column == 1 || m.a_inner == 1);
+  std::vector<float> scratch(in_place ? 0 : matmul_row_block * m.inner);
   kernel(m, scratch.data());
   return true;
 }

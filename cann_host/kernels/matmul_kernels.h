@@ -7,7 +7,7 @@ namespace cann_host::kernels {
 /// Rows of c that are computed together.
 constexpr int64_t matmul_row_block = 4;
 
-/// `scratch` has room for one such block of a in float.
+/// `scratch` has room for one such block of a in float; unused for float32 where b_column or a_inner is 1.
 using SmallMatmulKernel = void (*)(const SmallMatmul&, float* scratch);
 
 struct SmallMatmulKernels {

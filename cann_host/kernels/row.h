@@ -21,9 +21,28 @@ template <class T>
 Vec<float> load(const T* p, Full) {
   return widen(p);
 }
+#if defined(__AVX512F__)
+inline __mmask16 mask_of(Part part) { return static_cast<__mmask16>((1U << part.count) - 1); }
+#elif defined(__AVX2__)
+inline __m256i mask_of(Part part) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(part.count)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
+// With a mask: a copy to a padded vector would be read back before its parts are in the cache.
 template <class T>
 Vec<float> load(const T* p, Part part) {
-  T padded[lanes] = {};
+  alignas(sizeof(T) * lanes) T padded[lanes] = {};
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) return _mm512_maskz_loadu_ps(mask_of(part), p);
+  if constexpr (sizeof(T) == 2) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(padded), _mm256_maskz_loadu_epi16(mask_of(part), p));
+    return widen(padded);
+  }
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<T, float>) return _mm256_maskload_ps(p, mask_of(part));
+#endif
   std::memcpy(padded, p, part.count * sizeof(T));
   return widen(padded);
 }
@@ -35,6 +54,14 @@ void store(T* p, Vec<float> v, Full) {
 template <class T>
 void store(T* p, Vec<float> v, Part part) {
   const auto packed = pack<T>(v);
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) return _mm512_mask_storeu_ps(p, mask_of(part), packed);
+  if constexpr (sizeof(T) == 2) {
+    return _mm256_mask_storeu_epi16(p, mask_of(part), bit_cast<__m256i>(packed));
+  }
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(p, mask_of(part), packed);
+#endif
   std::memcpy(p, &packed, part.count * sizeof(T));
 }
 

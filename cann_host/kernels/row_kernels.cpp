@@ -1,4 +1,5 @@
-// Rotary embedding, masked softmax, cross entropy and AdamW. Compiled once per instruction set.
+// Rotary embedding, masked softmax, sums and maxima, cross entropy and AdamW. Compiled once per instruction
+// set.
 
 #include "cann_host/kernels/fused_kernels.h"
 #include "cann_host/kernels/math.h"
@@ -86,6 +87,16 @@ void masked_softmax_rows(const MaskedSoftmax& a, int64_t begin, int64_t end, flo
   }
 }
 
+template <class T, Fold fold>
+void fold_each_row(const RowFold& a, int64_t begin, int64_t end, float*) {
+  for (int64_t r = begin; r < end; ++r) {
+    const T* x = static_cast<const T*>(a.x) + r * a.columns;
+    const auto element = [&](int64_t i, auto place) { return load(x + i, place); };
+    const float folded = fold == Fold::sum ? sum_over(a.columns, element) : maximum_over(a.columns, element);
+    static_cast<T*>(a.y)[r] = from_float<T>(folded * a.scale);
+  }
+}
+
 template <class T>
 void cross_entropy_rows(const CrossEntropy& a, int64_t begin, int64_t end, float*) {
   const int64_t n = a.columns;
@@ -145,6 +156,8 @@ extern const RowKernels row_kernels = {
     .rotary = by_type<RowKernel<Rotary>>(Types{}, []<class T> { return &rotary_rows<T>; }),
     .masked_softmax =
         by_type<RowKernel<MaskedSoftmax>>(Types{}, []<class T> { return &masked_softmax_rows<T>; }),
+    .fold = {by_type<RowKernel<RowFold>>(Types{}, []<class T> { return &fold_each_row<T, Fold::sum>; }),
+             by_type<RowKernel<RowFold>>(Types{}, []<class T> { return &fold_each_row<T, Fold::maximum>; })},
     .cross_entropy =
         by_type<RowKernel<CrossEntropy>>(Types{}, []<class T> { return &cross_entropy_rows<T>; }),
     .adamw_same = by_type<RowKernel<AdamWStep>>(Types{}, []<class T> { return &adamw_elements<T, T>; }),

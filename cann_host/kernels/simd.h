@@ -287,15 +287,23 @@ void narrow(T* p, Vec<Compute<T>> v) {
 
 template <class T>
 float to_float(T value) {
-  T lanes[width<float>] = {value};
-  return widen(lanes)[0];
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else {
+    T lanes[width<float>] = {value};
+    return widen(lanes)[0];
+  }
 }
 
 template <class T>
 T from_float(float value) {
-  T lanes[width<float>];
-  narrow(lanes, splat<Vec<float>>(value));
-  return lanes[0];
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else {
+    T lanes[width<float>];
+    narrow(lanes, splat<Vec<float>>(value));
+    return lanes[0];
+  }
 }
 
 }  // namespace

@@ -1,52 +1,15 @@
 #include "cann_host/opapi/fast.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
 #include "cann_host/kernels/fused.h"
 #include "cann_host/kernels/matmul.h"
 #include "cann_host/kernels/matvec.h"
+#include "cann_host/opapi/fast_types.h"
 
 namespace cann_host::fast {
 namespace {
-
-/// The kernels' name of a dtype, if they have it.
-std::optional<kernels::DataType> kernel_type(aclDataType dtype) {
-  using enum kernels::DataType;
-  switch (dtype) {
-    case ACL_FLOAT:
-      return float32;
-    case ACL_FLOAT16:
-      return float16;
-    case ACL_BF16:
-      return bfloat16;
-    case ACL_DOUBLE:
-      return float64;
-    case ACL_INT32:
-      return int32;
-    case ACL_INT64:
-      return int64;
-    case ACL_UINT8:
-      return uint8;
-    case ACL_BOOL:
-      return boolean;
-    default:
-      return std::nullopt;
-  }
-}
-
-/// Contiguous and of one shape, whatever the dtypes. The memory may be the same, but must not overlap
-/// otherwise.
-bool aligned(const aclTensor& a, const aclTensor& b) {
-  if (!(a.sizes == b.sizes) || !a.is_contiguous() || !b.is_contiguous()) return false;
-  const auto *first = static_cast<const char*>(a.data()), *second = static_cast<const char*>(b.data());
-  if (first == second) return element_size(a.dtype) == element_size(b.dtype);
-  const auto bytes = [](const aclTensor& t) {
-    return t.numel() * static_cast<int64_t>(element_size(t.dtype));
-  };
-  return first + bytes(a) <= second || second + bytes(b) <= first;
-}
 
 /// A real number as the kernels take it; nothing for a complex one.
 std::optional<kernels::Scalar> kernel_scalar(const aclScalar& scalar) {
@@ -89,6 +52,47 @@ bool binary_by_rows(BinaryOp op, kernels::DataType type, const aclTensor& self, 
   return true;
 }
 
+/// The distance of neighbours in memory, in elements, if it is the same for all; else 0.
+int64_t even_stride(const aclTensor& tensor) {
+  int64_t stride = 0, extent = 1;
+  for (size_t d = tensor.sizes.size(); d-- > 0;) {
+    if (tensor.sizes[d] == 1) continue;
+    if (stride == 0) stride = tensor.strides[d];
+    if (tensor.strides[d] != stride * extent) return 0;
+    extent *= tensor.sizes[d];
+  }
+  return stride;
+}
+
+/// Elements up to which a tensor with gaps is gathered before its operator.
+constexpr int64_t most_gathered = 1024;
+
+/// Whether the tensor has few elements, evenly spaced, and none of them in the memory of `out`.
+bool is_gatherable(const aclTensor& tensor, const aclTensor& out) {
+  return tensor.sizes == out.sizes && out.is_contiguous() && tensor.numel() <= most_gathered &&
+         tensor.storage != out.storage && even_stride(tensor) > 0;
+}
+
+template <class Word>
+void gather_words(const aclTensor& tensor, void* to) {
+  const int64_t stride = even_stride(tensor), count = tensor.numel();
+  const auto* from = static_cast<const Word*>(tensor.data());
+  for (int64_t i = 0; i < count; ++i) static_cast<Word*>(to)[i] = from[i * stride];
+}
+
+void gather(const aclTensor& tensor, void* to) {
+  switch (element_size(tensor.dtype)) {
+    case 1:
+      return gather_words<uint8_t>(tensor, to);
+    case 2:
+      return gather_words<uint16_t>(tensor, to);
+    case 4:
+      return gather_words<uint32_t>(tensor, to);
+    default:
+      return gather_words<uint64_t>(tensor, to);
+  }
+}
+
 }  // namespace
 
 bool binary(BinaryOp op, const aclTensor* self, const aclTensor* other, aclTensor* out,
@@ -98,7 +102,12 @@ bool binary(BinaryOp op, const aclTensor* self, const aclTensor* other, aclTenso
   if (!type || !scale || self->dtype != other->dtype || self->dtype != out->dtype || !aligned(*self, *out)) {
     return false;
   }
-  if (!aligned(*other, *out)) return binary_by_rows(op, *type, *self, *other, *out, *scale);
+  if (!aligned(*other, *out)) {
+    if (!is_gatherable(*other, *out)) return binary_by_rows(op, *type, *self, *other, *out, *scale);
+    uint64_t gathered[most_gathered];
+    gather(*other, gathered);
+    return kernels::binary(op, *type, self->data(), gathered, out->data(), out->numel(), *scale);
+  }
   return kernels::binary(op, *type, self->data(), other->data(), out->data(), out->numel(), *scale);
 }
 
@@ -135,8 +144,11 @@ bool compare(CompareOp op, const aclTensor* self, const aclScalar* other, aclTen
 
 bool unary(UnaryOp op, const aclTensor* self, aclTensor* out) {
   const auto type = kernel_type(self->dtype);
-  if (!type || self->dtype != out->dtype || !aligned(*self, *out)) return false;
-  return kernels::unary(op, *type, self->data(), out->data(), out->numel());
+  if (!type || self->dtype != out->dtype) return false;
+  if (aligned(*self, *out)) return kernels::unary(op, *type, self->data(), out->data(), out->numel());
+  if (!is_gatherable(*self, *out)) return false;
+  gather(*self, out->data());
+  return kernels::unary(op, *type, out->data(), out->data(), out->numel());
 }
 
 bool copy(const aclTensor* self, aclTensor* out) {
@@ -240,63 +252,6 @@ bool layer_norm(const aclTensor* input, const aclIntArray* normalizedShape, cons
   call.epsilon = static_cast<float>(epsilon);
   call.centered = true;
   kernels::norm(call);
-  return true;
-}
-
-bool index_copy(aclTensor* self, int64_t dim, const aclTensor* index, const aclTensor* source) {
-  const auto rank = static_cast<int64_t>(self->sizes.size());
-  if (dim < 0) dim += rank;
-  if (rank == 0 || source->sizes.size() != self->sizes.size() || self->dtype != source->dtype ||
-      index->dtype != ACL_INT64 || index->sizes.size() != 1 || source->sizes[dim] != index->sizes[0] ||
-      !self->is_contiguous() || !source->is_contiguous() || !index->is_contiguous()) {
-    return false;
-  }
-  int64_t outer = 1, inner = static_cast<int64_t>(element_size(self->dtype));
-  for (int64_t d = 0; d < rank; ++d) {
-    if (d != dim && self->sizes[d] != source->sizes[d]) return false;
-    if (d < dim) outer *= self->sizes[d];
-    if (d > dim) inner *= self->sizes[d];
-  }
-  const int64_t rows = self->sizes[dim], count = index->sizes[0];
-  const auto* places = static_cast<const int64_t*>(index->data());
-  for (int64_t i = 0; i < count; ++i) {
-    if (places[i] < 0 || places[i] >= rows) return false;
-  }
-  const auto* from = static_cast<const char*>(source->data());
-  auto* to = static_cast<char*>(self->data());
-  for (int64_t n = 0; n < outer; ++n) {
-    for (int64_t i = 0; i < count; ++i) {
-      std::memcpy(to + (n * rows + places[i]) * inner, from + (n * count + i) * inner, inner);
-    }
-  }
-  return true;
-}
-
-bool zero(aclTensor* self) {
-  // Larger ones are for several threads.
-  constexpr int64_t most_bytes = int64_t{1} << 18;
-  const int64_t bytes = self->numel() * static_cast<int64_t>(element_size(self->dtype));
-  if (!self->is_contiguous() || bytes > most_bytes) return false;
-  if (bytes > 0) std::memset(self->data(), 0, bytes);
-  return true;
-}
-
-bool softmax(const aclTensor* self, int64_t dim, aclTensor* out) {
-  const auto type = kernel_type(self->dtype);
-  const auto rank = static_cast<int64_t>(self->sizes.size());
-  if (!type || !kernels::is_fused_type(*type) || rank == 0 || (dim != -1 && dim != rank - 1) ||
-      self->dtype != out->dtype || !aligned(*self, *out) || self->numel() == 0) {
-    return false;
-  }
-  kernels::MaskedSoftmax call{};
-  call.type = *type;
-  call.x = self->data();
-  call.y = out->data();
-  call.columns = self->sizes[rank - 1];
-  call.sizes[0] = call.sizes[1] = 1;
-  call.sizes[2] = self->numel() / call.columns;
-  call.scale = 1;
-  kernels::masked_softmax(call);
   return true;
 }
 

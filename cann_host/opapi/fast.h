@@ -2,6 +2,8 @@
 // dtype. Each returns false, having written nothing, for everything else: ATen then does the work.
 #pragma once
 
+#include <string>
+
 #include "cann_host/kernels/pointwise.h"
 #include "cann_host/opapi/descriptor.h"
 
@@ -48,5 +50,21 @@ bool zero(aclTensor* self);
 
 /// Over the last dimension.
 bool softmax(const aclTensor* self, int64_t dim, aclTensor* out);
+
+/// Over the last dimensions; a sum also over the first ones. No dimensions stand for all.
+bool sum(const aclTensor* self, const aclIntArray* dims, aclDataType dtype, aclTensor* out);
+bool mean(const aclTensor* self, const aclIntArray* dims, aclDataType dtype, aclTensor* out);
+bool maximum(const aclTensor* self, const aclIntArray* dims, aclTensor* out);
+
+/// Layout BNSD and up to eight queries. `is_plain`: nothing is added, hidden by a mask or dropped. The
+/// statistics of the softmax may be null.
+bool attention_of_few_queries(const aclTensor* query, const aclTensor* key, const aclTensor* value,
+                              bool is_plain, double scale, const std::string& layout, int64_t sparse_mode,
+                              const aclTensor* maximum, const aclTensor* sum, aclTensor* out);
+
+/// Rows of a matrix. An index out of range is left to ATen, which refuses it.
+bool embedding(const aclTensor* weight, const aclTensor* indices, aclTensor* out);
+
+bool cat(const aclTensorList* tensors, int64_t dim, aclTensor* out);
 
 }  // namespace cann_host::fast
