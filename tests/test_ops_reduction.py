@@ -3,6 +3,7 @@
 import pytest
 import torch
 from against_cpu import compare, layouts, sample
+from tolerance import assert_close
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 DTYPES = [*FLOATS, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -11,9 +12,9 @@ DTYPES = [*FLOATS, torch.float64, torch.int64, torch.int32, torch.uint8, torch.b
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums(dtype):
     for kind, x in layouts(dtype).items():
-        compare(torch.sum, x, what=kind)
-        compare(torch.sum, x, -1, what=kind)
-        compare(torch.sum, x, 0, True, what=kind)
+        compare(torch.sum, x, what=kind, terms=x.numel())
+        compare(torch.sum, x, -1, what=kind, terms=x.numel())
+        compare(torch.sum, x, 0, True, what=kind, terms=x.numel())
         compare(torch.prod, x, what=kind)
         compare(torch.prod, x, -1, what=kind)
     x = sample((3, 4, 5), dtype)
@@ -23,6 +24,38 @@ def test_sums(dtype):
     compare(torch.sum, x, 5, what="no such dimension")
     compare(lambda x, out: torch.sum(x, 1, out=out), x, torch.empty(0, dtype=x.sum().dtype))
     compare(torch.prod, x, 1, dtype=torch.float32)
+
+
+SMALL = [(1,), (5, 1), (3, 16), (4, 17), (2, 3, 65), (1, 4096), (9, 700)]  # folded without ATen
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_small_folds(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = sample(shape, dtype)
+    for dims in ((), -1, 0, tuple(range(len(shape)))):
+        for keepdim in (False, True):
+            for fn in (torch.sum, torch.mean, torch.amax):
+                got = fn(x.npu(), dims, keepdim=keepdim)
+                want = fn(x.double(), dims, keepdim=keepdim)
+                assert got.shape == want.shape
+                assert_close(got, want, terms=1 if fn is torch.amax else x.numel())
+    for value in (float("nan"), float("inf")):
+        y = x.clone()
+        y.view(-1)[-1] = value
+        compare(torch.sum, y, -1, terms=y.numel())
+        compare(torch.mean, y, -1, terms=y.numel())
+        compare(torch.amax, y, -1)
+
+
+def test_operators_on_evenly_spaced_elements() -> None:
+    x = sample((3, 7, 8), torch.float32, low=0.1)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        every_eighth = x.to(dtype)[..., 3]
+        compare(torch.log, every_eighth)
+        compare(torch.add, sample((3, 7), dtype), every_eighth, alpha=2)
+        compare(torch.mul, sample((3, 7), dtype), x.to(dtype)[:, :, 0])
+    compare(torch.add, torch.arange(21).view(3, 7), torch.arange(168).view(3, 7, 8)[..., 1])
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float64], ids=str)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tolerance import tolerance
+from tolerance import assert_close, tolerance
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -131,3 +131,56 @@ def test_index_copy(dim: int, dtype: torch.dtype) -> None:
 def test_index_copy_refuses_what_lies_outside() -> None:
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         torch.zeros(4, 5).npu().index_copy_(0, torch.tensor([4]).npu(), torch.ones(1, 5).npu())
+
+
+def test_joining_small_tensors() -> None:
+    for dtype in (*DTYPES, torch.float64, torch.int64, torch.int8, torch.bool):
+        for shapes, dim in (
+            (((3,), (1,), (0,), (5,)), 0),
+            (((2, 3), (2, 1), (2, 4)), 1),
+            (((2, 3), (1, 3)), -2),
+            (((2, 0, 3), (2, 2, 3)), 1),
+            (((0,), (2, 3)), 0),  # PyTorch ignores such a tensor
+        ):
+            parts = [values(*s).mul(100).to(dtype) for s in shapes]
+            assert torch.equal(torch.cat([p.npu() for p in parts], dim).cpu(), torch.cat(parts, dim))
+        a = values(4, 6).mul(100).to(dtype)
+        assert torch.equal(torch.cat([a.npu().t(), a.npu()[:, ::2].t()]).cpu(), torch.cat([a.t(), a[:, ::2].t()]))
+    mixed = [torch.arange(3), torch.tensor([0.5])]
+    assert torch.equal(torch.cat([m.npu() for m in mixed]).cpu(), torch.cat(mixed))
+
+
+def test_rows_of_a_table() -> None:
+    for dtype in (*DTYPES, torch.float64):
+        table = values(7, 5, dtype=dtype)
+        for index in (torch.tensor(6), torch.tensor([0, 3, 3]), torch.tensor([[1, 2], [6, 0]]), torch.zeros(0).long()):
+            for kind in (torch.int64, torch.int32):
+                assert torch.equal(F.embedding(index.to(kind).npu(), table.npu()).cpu(), F.embedding(index, table))
+        assert torch.equal(F.embedding(torch.tensor([4]).npu(), table.t().npu()).cpu(), table.t()[[4]])
+    for wrong in (7, -1):
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
+            F.embedding(torch.tensor([0, wrong]).npu(), table.npu())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_of_few_queries(dtype: torch.dtype) -> None:
+    for heads, key_heads, queries, keys, size in (
+        (1, 1, 1, 1, 1),
+        (4, 2, 3, 7, 5),
+        (2, 2, 8, 8, 16),
+        (8, 1, 4, 130, 64),
+    ):
+        q, k, v = (
+            values(2, h, n, size, dtype=dtype) for h, n in ((heads, queries), (key_heads, keys), (key_heads, keys))
+        )
+        options = {"enable_gqa": heads != key_heads, "is_causal": queries == keys}
+        strided = [laid_out(t.transpose(1, 2).contiguous(), "contiguous").transpose(1, 2) for t in (q, k, v)]
+        for npu in (None, strided):
+            check(lambda *a, o=options: F.scaled_dot_product_attention(*a, **o), q, k, v, terms=keys + size, npu=npu)
+
+
+def test_log_sum_exp_of_few_queries() -> None:
+    q, k, v = values(2, 3, 4, 8), values(2, 3, 9, 8), values(2, 3, 9, 8)
+    _, log_sum_exp, *_ = torch.ops.aten._scaled_dot_product_fused_attention_overrideable(q.npu(), k.npu(), v.npu())
+    expected = (q.double() @ k.double().mT * 8**-0.5).logsumexp(-1)
+    assert_close(log_sum_exp, expected)
