@@ -53,8 +53,10 @@ def test_questions_initialise_nothing(run_python):
     run_python("""
         import torch
         torch.npu.is_available(), torch.npu.device_count(), torch.npu.get_device_name(), torch.npu.get_rng_state()
-        torch.npu.current_device(), torch.npu.is_bf16_supported(), torch.npu.current_stream
+        torch.npu.is_bf16_supported(), torch.npu.current_stream
         assert not torch.npu.is_initialized()
+        torch.npu.current_device()  # as torch.cuda.current_device()
+        assert torch.npu.is_initialized()
     """)
 
 
