@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_npu.npu._utils import DEVICE_TYPES
+
 CPU = torch.device("cpu")
 
 _codes: list[Callable[[list[Any]], Sequence[Any]]] = []
@@ -80,9 +82,9 @@ def _retarget(module: Any) -> list[Any]:
         return twins[id(value)][0]
 
     def device(argument: Any) -> Any:
-        if isinstance(argument, torch.device) and argument.type == "npu":
+        if isinstance(argument, torch.device) and argument.type in DEVICE_TYPES:
             return CPU
-        return "cpu" if isinstance(argument, str) and argument.split(":")[0] == "npu" else argument
+        return "cpu" if isinstance(argument, str) and argument.split(":")[0] in DEVICE_TYPES else argument
 
     tree_map = torch.utils._pytree.tree_map
     for node in module.graph.nodes:
@@ -91,6 +93,9 @@ def _retarget(module: Any) -> list[Any]:
                 node.meta[key] = tree_map(twin, node.meta[key])
         node.args = torch.fx.node.map_aggregate(node.args, device)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, device)
+        if node.op == "call_method" and node.target in DEVICE_TYPES:  # x.npu(device, non_blocking)
+            node.target, node.args = "to", (node.args[0], "cpu")
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k == "memory_format"}
     module.recompile()
     # Dynamo hands over real tensors for some inputs; their fake ones are at the placeholders.
     return [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]

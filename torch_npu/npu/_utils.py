@@ -6,6 +6,9 @@ import torch
 
 from torch_npu import _C
 
+# "cuda" too in programs that torch_npu.contrib.transfer_to_npu transfers.
+DEVICE_TYPES = {"npu"}
+
 
 def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
     """Index of the npu device that ``device`` names.
@@ -29,7 +32,7 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
     if isinstance(device, torch.device):
         if device.type == "cpu" and allow_cpu:
             return -1
-        if device.type != "npu":
+        if device.type not in DEVICE_TYPES:
             expected = "a npu or cpu device" if allow_cpu else "a npu device"
             raise ValueError(f"Expected {expected}, but got: {device}")
         if device.index is not None:
