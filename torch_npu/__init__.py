@@ -22,7 +22,7 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 
 # Imported when first asked for, so that `import torch` stays fast. torchtitan_npu builds on this package.
-_LAZY_MODULES = {"optim", "utils"}
+_LAZY_MODULES = {"contrib", "optim", "utils"}
 _LAZY_NAMES = {
     "Format": "torch_npu.formats",
     "check_races": "torch_npu.npu._sanitizer",
@@ -67,6 +67,9 @@ else:
         from torch_npu.npu._sanitizer import enable_npu_sanitizer
 
         enable_npu_sanitizer()
+
+    if os.environ.get("TORCH_TRANSFER_TO_NPU") == "1":
+        from torch_npu.contrib import transfer_to_npu  # noqa: F401
 
 
 def cann_info() -> dict[str, Any]:
