@@ -14,6 +14,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from torchtitan_npu.compile import report
+from torchtitan_npu.compile.attention import fuse_attention
 from torchtitan_npu.compile.decompositions import decompositions
 from torchtitan_npu.compile.folding import FOLDING, PREPARATIONS, Folded, FoldedPlan, fold_constants
 from torchtitan_npu.compile.fusion import partition
@@ -49,7 +50,7 @@ class Options:
         given = Options(**{k: v for k, v in (options or {}).items() if k in known})
         if unknown := sorted(set(options or {}) - known):
             raise ValueError(f"options {unknown}: backend 'npu' knows {sorted(known)}")
-        passes = [*PASSES, *FOLDING]
+        passes = ["fuse_attention", *PASSES, *FOLDING]
         if unknown := sorted(set(given.passes) - set(passes)):
             raise ValueError(f"passes {unknown}: the graph optimiser has {passes}")
         return given
@@ -78,10 +79,11 @@ def npu(
     if not _has_npu_tensor(module, example_inputs):
         report.note_fallback(f"graph of {len(module.graph.nodes)} nodes: no tensor of it is on device npu")
         return module.forward
+    found = {"fuse_attention": fuse_attention(module) if chosen.enables("fuse_attention") else 0}
     return aot_autograd(
-        fw_compiler=functools.partial(_compile, chosen, "forward"),
-        bw_compiler=functools.partial(_compile, chosen, "backward"),
-        inference_compiler=functools.partial(_compile, chosen, "inference"),
+        fw_compiler=functools.partial(_compile, chosen, "forward", found),
+        bw_compiler=functools.partial(_compile, chosen, "backward", {}),
+        inference_compiler=functools.partial(_compile, chosen, "inference", found),
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
@@ -94,14 +96,16 @@ def _has_npu_tensor(module: GraphModule, inputs: Sequence[Any]) -> bool:
     return any(t.device.type == "npu" for t in tensors)
 
 
-def _compile(options: Options, kind: str, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """One ATen graph of AOTAutograd."""
+def _compile(
+    options: Options, kind: str, found: dict[str, int], module: GraphModule, inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """One ATen graph of AOTAutograd; ``found``: what passes over Dynamo's graph did."""
     if reason := _why_not_a_plan(module):
         report.note_fallback(f"{kind} graph of {len(module.graph.nodes)} nodes: {reason}")
         return make_boxed_func(module.forward)
     operators = [n for n in module.graph.nodes if report.is_operator(n)]
     bytes_before, graph_before = sum(map(report.moved_bytes, operators)), str(module.graph)
-    applied = optimize(module.graph, options.enables)
+    applied = found | optimize(module.graph, options.enables)
     folded = _fold(options, module, applied) if options.freezing and kind == "inference" else None
     if options.fusion:
         applied["use_registered_kernels"] = use_registered_kernels(module.graph)
