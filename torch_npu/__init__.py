@@ -22,7 +22,7 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 
 # Imported when first asked for, so that `import torch` stays fast. torchtitan_npu builds on this package.
-_LAZY_MODULES = {"contrib", "optim", "utils"}
+_LAZY_MODULES = {"contrib", "optim", "profiler", "utils"}
 _LAZY_NAMES = {
     "Format": "torch_npu.formats",
     "check_races": "torch_npu.npu._sanitizer",

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "torch_npu/csrc/device/activity.h"
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/dispatch/launch_log.h"
 #include "torch_npu/csrc/dispatch/workspace.h"
@@ -174,8 +175,10 @@ void AclnnBase::launch(uint64_t workspace_size, aclOpExecutor* executor) {
   const auto device = device::current_device();
   const aclrtStream stream = device::current_stream_handle(device);
   note_launch(name_, stream);
-  if (graph::Recording* recording = graph::current_recording(device)) [[unlikely]]
+  graph::Recording* recording = graph::current_recording(device);
+  if (recording) [[unlikely]]
     recording->count_node();
+  const device::ActivityScope activity(recording ? nullptr : name_, device, stream);
   if (workspace_size == 0) {
     cann::check(phase2_(nullptr, 0, executor, stream), name_);
     return;

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "torch_npu/csrc/cann/cann.h"
+#include "torch_npu/csrc/device/activity.h"
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/device/generator.h"
 #include "torch_npu/csrc/device/stream.h"
@@ -148,7 +149,9 @@ void NPUGraph::replay() {
   require_no_recording("NPUGraph.replay", "a graph cannot be part of another one", index);
   recording_->advance_generators();
   replayed_ = true;
-  cann::api().aclmdlRIExecuteAsync.checked(model_, device::current_stream_handle(index));
+  const aclrtStream stream = device::current_stream_handle(index);
+  const device::ActivityScope activity("aclmdlRIExecuteAsync", index, stream);
+  cann::api().aclmdlRIExecuteAsync.checked(model_, stream);
 }
 
 void NPUGraph::reset() {
