@@ -147,3 +147,15 @@ def test_process_groups(run_python):
 def test_by_environment(run_python):
     result = run_python((ROOT / "examples" / "cuda_program.py").read_text(), TORCH_TRANSFER_TO_NPU="1")
     assert re.match(r"Ascend\w+: loss \d\.\d+, \d+\.\d MiB at most", result.stdout), result.stdout
+
+
+def test_profiles(run_python):
+    check(
+        run_python,
+        """
+        from torch.profiler import ProfilerActivity, profile
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p:
+            torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+        assert any(e.name == "aclnnMm" for e in p.events())
+        """,
+    )

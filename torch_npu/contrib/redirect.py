@@ -117,17 +117,27 @@ def _translated(name: str, value: Any, translate: NpuNames) -> Any:
     return used
 
 
-def function_on_npu(function: Callable[..., Any], name: str, translate: NpuNames = npu) -> Callable[..., Any]:
-    """``function``, whose arguments may name CUDA."""
+def activities(value: Any) -> Any:
+    """The activities of a profiler with that of npu for CUDA's."""
+    kinds = torch.profiler.ProfilerActivity
+    if isinstance(value, (list, tuple, set)) and kinds.CUDA in value:
+        return [kinds.PrivateUse1 if kind == kinds.CUDA else kind for kind in value]
+    return value
+
+
+def function_on_npu(
+    function: Callable[..., Any], name: str, translate: NpuNames = npu, kinds: frozenset[type] = _KINDS
+) -> Callable[..., Any]:
+    """``function``, whose arguments may name CUDA. Those of other types than ``kinds`` cost next to nothing."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for value in args:
-            if type(value) in _KINDS:
+            if type(value) in kinds:
                 break
         else:
             for value in kwargs.values():
-                if type(value) in _KINDS:
+                if type(value) in kinds:
                     break
             else:
                 return function(*args, **kwargs)

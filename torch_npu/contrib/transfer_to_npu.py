@@ -6,7 +6,7 @@ the program): ``torch.cuda.*`` becomes ``torch.npu.*``, ``.cuda()`` becomes ``.n
 """
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils._device import DeviceContext, _device_constructors
 
 from torch_npu import npu
-from torch_npu.contrib.redirect import backend, class_on_npu, clear_report, function_on_npu, note, report
+from torch_npu.contrib.redirect import activities, backend, class_on_npu, clear_report, function_on_npu, note, report
 from torch_npu.contrib.redirect import npu as on_npu
 from torch_npu.npu import _utils
 
@@ -71,10 +71,10 @@ _FUNCTIONS: list[tuple[Any, str, str]] = [
 _CLASSES = ("Generator", "Event", "Stream")
 
 
-def _replace(owner: Any, names: Iterable[str], label: str, translate: Callable[[Any], Any] = on_npu) -> None:
+def _replace(owner: Any, names: Iterable[str], label: str, *translation: Any) -> None:
     for name in names:
         full = label if name == "__init__" else f"{label}.{name}"
-        setattr(owner, name, function_on_npu(getattr(owner, name), full, translate))
+        setattr(owner, name, function_on_npu(getattr(owner, name), full, *translation))
 
 
 def _replace_constructors() -> None:
@@ -139,6 +139,13 @@ def _install() -> None:
     for owner in (torch.Tensor, torch.nn.Module, torch.UntypedStorage, torch.TypedStorage):
         _moves_to_npu(owner, f"torch.{owner.__name__}" if owner is not torch.nn.Module else "torch.nn.Module")
     _replace_distributed()
+    _replace(
+        torch.profiler.profiler._KinetoProfile,
+        ["__init__"],
+        "torch.profiler.profile",
+        activities,
+        frozenset({list, tuple, set}),
+    )
 
 
 _install()
