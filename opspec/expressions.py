@@ -25,7 +25,7 @@ SIZE_FUNCTIONS = {
     "attention_shape", "halved", "inference_shape", "quant_product_shape", "repeat_one", "statistics_shape",
 }  # fmt: skip
 # The same for one size.
-COUNT_FUNCTIONS = {"active_rows", "finalized_rows", "kept_tokens", "whole_number"}
+COUNT_FUNCTIONS = {"active_rows", "finalized_rows", "kept_tokens", "packed_convolution_bytes", "whole_number"}
 
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%"}
 _COMPARISON = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}

@@ -193,6 +193,10 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     "npu_conv2d_batch_norm": lambda: call(
         *convolution(), r(4), positive(4), r(4), r(4), padding=[1, 1], residual=r(2, 4, 8, 9), activation="relu"
     ),
+    "npu_conv2d_pack_weight": lambda: call(r(4, 3, 3, 3), [2, 3, 8, 9], padding=[1, 1]),
+    "npu_conv2d_packed": lambda: call(
+        r(2, 3, 8, 9), r(4, 3, 3, 3), [4, 3, 3, 3], r(4), padding=[1, 1], residual=r(2, 4, 8, 9), activation="relu"
+    ),
     # optimizers
     "npu_apply_adam_w.out": lambda: call(
         0.9, 0.99, 0.1, 0.01, 0.9, 0.99, 1e-8, r(5, 9), None, False, False, var=r(5, 9), m=r(5, 9), v=positive(5, 9)

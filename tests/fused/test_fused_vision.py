@@ -1,10 +1,10 @@
-"""Non-maximum suppression, and convolution with batch norm and activation."""
+"""Non-maximum suppression."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_npu
@@ -57,36 +57,3 @@ def test_nms_refuses_other_shapes() -> None:
         torch_npu.npu_nms_v4(boxes.t(), scores, 3, number, number)
     with pytest.raises(ValueError, match=r"scores must be \[N\]"):
         torch_npu.npu_nms_v4(boxes, scores[:2], 3, number, number)
-
-
-@pytest.mark.parametrize("activation", ["", "relu"])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_convolution_with_batch_norm(groups: int, activation: str) -> None:
-    torch.manual_seed(0)
-    conv = nn.Conv2d(4, 6, 3, 2, 1, groups=groups).double()
-    norm = nn.BatchNorm2d(6).double().eval()
-    nn.init.normal_(norm.running_mean)
-    nn.init.uniform_(norm.running_var, 0.5, 2)
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
-    x, residual = torch.randn(2, 4, 9, 7).double(), torch.randn(2, 6, 5, 4).double()
-    values = (x, conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
-    for extra in (None, residual):
-        leaf = x.clone().requires_grad_()
-        wanted = norm(conv(leaf)) + (0 if extra is None else extra)
-        wanted = wanted.relu() if activation else wanted
-        arguments = [t.detach().float().npu().requires_grad_(i < 2) for i, t in enumerate(values)]
-        more = {} if extra is None else {"residual": extra.float().npu()}
-        y = torch_npu.npu_conv2d_batch_norm(*arguments, norm.eps, 2, 1, groups=groups, activation=activation, **more)
-        torch.testing.assert_close(y.detach().cpu(), wanted.detach().float(), rtol=1e-5, atol=1e-5)
-        gradients = torch.autograd.grad(y.sum(), arguments[:2])
-        for a, b in zip(gradients, torch.autograd.grad(wanted.sum(), (leaf, conv.weight)), strict=True):
-            torch.testing.assert_close(a.cpu(), b.float(), rtol=1e-4, atol=1e-4)
-
-
-def test_convolution_with_batch_norm_refuses() -> None:
-    x, weight, ones = (torch.randn(s, device="npu") for s in ((1, 4, 5, 5), (6, 4, 3, 3), (6,)))
-    with pytest.raises(ValueError, match="activation must be empty or relu"):
-        torch_npu.npu_conv2d_batch_norm(x, weight, None, ones, ones, activation="tanh")
-    with pytest.raises(ValueError, match="running_mean and running_var"):
-        torch_npu.npu_conv2d_batch_norm(x, weight, None, ones[:5], ones[:5])

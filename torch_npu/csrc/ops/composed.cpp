@@ -156,21 +156,4 @@ void choose_boxes(const at::Tensor& boxes, const at::Tensor& scores, const at::T
   selected.copy_(at::tensor(kept, at::kInt));
 }
 
-at::Tensor conv2d_batch_norm(const at::Tensor& input, const at::Tensor& weight,
-                             const std::optional<at::Tensor>& bias, const at::Tensor& running_mean,
-                             const at::Tensor& running_var, const std::optional<at::Tensor>& norm_weight,
-                             const std::optional<at::Tensor>& norm_bias, double eps, at::IntArrayRef stride,
-                             at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                             const std::optional<at::Tensor>& residual, std::string_view activation) {
-  auto scale = (running_var.to(at::kFloat) + eps).rsqrt();
-  if (given(norm_weight)) scale = scale * *norm_weight;
-  auto shift = given(bias) ? (*bias - running_mean) * scale : -running_mean * scale;
-  if (given(norm_bias)) shift = shift + *norm_bias;
-  const auto dtype = weight.scalar_type();
-  const auto folded = (weight * scale.view({-1, 1, 1, 1})).to(dtype);
-  auto y = at::conv2d(input, folded, shift.to(dtype), stride, padding, dilation, groups);
-  if (given(residual)) y = y + *residual;
-  return activation == "relu" ? y.relu() : y;
-}
-
 }  // namespace torch_npu

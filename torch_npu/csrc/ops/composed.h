@@ -145,16 +145,6 @@ Int whole_number(const at::Scalar& number) {
 void choose_boxes(const at::Tensor& boxes, const at::Tensor& scores, const at::Tensor& iou_threshold,
                   const at::Tensor& scores_threshold, const at::Tensor& selected, const at::Tensor& count);
 
-// ---- Convolutions
-
-/// See npu_conv2d_batch_norm.
-at::Tensor conv2d_batch_norm(const at::Tensor& input, const at::Tensor& weight,
-                             const std::optional<at::Tensor>& bias, const at::Tensor& running_mean,
-                             const at::Tensor& running_var, const std::optional<at::Tensor>& norm_weight,
-                             const std::optional<at::Tensor>& norm_bias, double eps, at::IntArrayRef stride,
-                             at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                             const std::optional<at::Tensor>& residual, std::string_view activation);
-
 /// Gradients of npu_add_rms_norm to x1, x2 and gamma.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad_y,
                                                                      const at::Tensor& grad_x,
