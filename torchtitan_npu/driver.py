@@ -11,8 +11,8 @@ import torch_npu._C
 # torch.npu, which torch's types do not know.
 npu: Any = torch.get_device_module("npu")
 
-# ModuleState(members, empty, attributes): whether dictionaries hold what they held, and tensors their memory
-# (is_unchanged()), and which modules are in train mode (training()).
+# ModuleState(members, empty, attributes, values): whether dictionaries hold what they held, tensors their memory, and
+# the tensors `values` what is in it (is_unchanged()), and which modules are in train mode (training()).
 ModuleState: Any = torch_npu._C._ModuleState
 # Addresses(addresses).are_those_of(tensors): whether each tensor of a list lies there; 0 stands for any address.
 Addresses: Any = torch_npu._C._Addresses

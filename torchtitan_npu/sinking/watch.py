@@ -22,7 +22,7 @@ _MEMBERS = ("_parameters", "_buffers", "_modules")
 
 class ModuleWatch:
     """Tells whether a module still is what it was: the same submodules, parameters and buffers at the same addresses,
-    no hooks, and what each submodule's ``training`` is.
+    the values of those that were folded, no hooks, and what each submodule's ``training`` is.
 
     It is asked before every replay, and therefore compares in native code. It keeps parameters and submodules alive,
     but not the module itself.
@@ -41,6 +41,7 @@ class ModuleWatch:
             members=[d for d in members if d],
             empty=hooks + [d for d in members if not d],
             attributes=list(map(vars, modules)),
+            values=[t for m in modules for t in _folded_by(m)],
         )
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self._tensors = [v for d in members for v in d.values() if isinstance(v, Tensor)]
@@ -68,6 +69,13 @@ class ModuleWatch:
     def addresses(self) -> set[int]:
         """Of the memory of parameters and buffers."""
         return {t.untyped_storage().data_ptr() for t in self._tensors}
+
+
+def _folded_by(module: nn.Module) -> list[Tensor]:
+    """Tensors that a forward of ``torchtitan_npu.optimize`` computes with before: a replay only sees what it made of
+    them.
+    """
+    return getattr(vars(module).get("forward"), "folds", [])
 
 
 def require_no_global_hooks() -> None:

@@ -15,9 +15,11 @@ class ModuleState {
  public:
   /// `members`: dictionaries that must keep their values, and those that are tensors their memory and
   /// requires_grad. `empty`: dictionaries that must stay empty. `attributes`: `__dict__` of each module.
+  /// `values`: tensors that must keep their values, too.
   ModuleState(const std::vector<py::dict>& members, std::vector<py::dict> empty,
-              std::vector<py::dict> attributes)
+              std::vector<py::dict> attributes, const std::vector<at::Tensor>& values)
       : empty_(std::move(empty)), attributes_(std::move(attributes)) {
+    for (const at::Tensor& tensor : values) versions_.push_back({tensor, version_of(tensor)});
     for (const py::dict& dict : members) {
       Members& kept = members_.emplace_back(Members{dict, {}});
       for (const auto& [name, value] : dict) {
@@ -33,10 +35,13 @@ class ModuleState {
   bool is_unchanged() const {
     return std::all_of(members_.begin(), members_.end(), has_its_values) &&
            std::all_of(empty_.begin(), empty_.end(), [](const py::dict& d) { return d.empty(); }) &&
-           std::all_of(tensors_.begin(), tensors_.end(), [](const Kept& kept) {
-             return address_of(kept.tensor) == kept.address &&
-                    kept.tensor.requires_grad() == kept.requires_grad;
-           });
+           std::all_of(tensors_.begin(), tensors_.end(),
+                       [](const Kept& kept) {
+                         return address_of(kept.tensor) == kept.address &&
+                                kept.tensor.requires_grad() == kept.requires_grad;
+                       }) &&
+           std::all_of(versions_.begin(), versions_.end(),
+                       [](const auto& kept) { return version_of(kept.first) == kept.second; });
   }
 
   /// A byte for each module: whether it is in train mode.
@@ -72,10 +77,16 @@ class ModuleState {
     return tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
   }
 
+  /// How often the tensor was written; tensors of inference mode do not count it.
+  static int64_t version_of(const at::Tensor& tensor) {
+    return tensor.is_inference() ? 0 : tensor._version();
+  }
+
   std::vector<Members> members_;
   std::vector<py::dict> empty_;
   std::vector<py::dict> attributes_;
   std::vector<Kept> tensors_;
+  std::vector<std::pair<at::Tensor, int64_t>> versions_;
 };
 
 /// Where the tensors of a list lie, to be compared before each replay as well.
@@ -106,8 +117,9 @@ class Addresses {
 
 void bind_module_state(py::module_& m) {
   py::class_<ModuleState>(m, "_ModuleState")
-      .def(py::init<const std::vector<py::dict>&, std::vector<py::dict>, std::vector<py::dict>>(),
-           py::arg("members"), py::arg("empty"), py::arg("attributes"))
+      .def(py::init<const std::vector<py::dict>&, std::vector<py::dict>, std::vector<py::dict>,
+                    const std::vector<at::Tensor>&>(),
+           py::arg("members"), py::arg("empty"), py::arg("attributes"), py::arg("values"))
       .def("training", &ModuleState::training)
       .def("is_unchanged", &ModuleState::is_unchanged);
   py::class_<Addresses>(m, "_Addresses")
