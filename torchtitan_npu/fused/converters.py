@@ -7,13 +7,13 @@ what they were on random inputs is kept. Parameters stay where they are, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchtitan_npu.fused.attention import attention, rotary_embedding
+from torchtitan_npu.fused.convolution import conv_batch_norm
 from torchtitan_npu.fused.mixture import mixture_of_experts
 from torchtitan_npu.fused.offer import Converter, Forward, Offer, Refused
 
@@ -120,70 +120,6 @@ def linear_activation(module: nn.Module) -> Offer | None:
     if isinstance(dense, nn.Linear) and callable(getattr(module, "intermediate_act_fn", None)):
         return _linear_activation(module, dense)
     return None
-
-
-class _Folded:
-    """A convolution whose weights contain the batch norm behind it; follows changes of either's tensors."""
-
-    def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
-        self.conv, self.norm = conv, norm
-        self.original: tuple[Forward, Forward] = (conv.forward, norm.forward)
-        self._versions: tuple[tuple[int, int], ...] = ()
-        self._weight, self._bias = conv.weight, conv.bias
-
-    def _tensors(self) -> list[Tensor]:
-        conv, norm = self.conv, self.norm
-        found = (conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        return [t for t in found if t is not None]
-
-    def _applies(self) -> bool:
-        """Not in training, nor where a gradient of the tensors is wanted."""
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in self._tensors())
-        return not self.norm.training and not wanted
-
-    def _update(self) -> None:
-        versions = tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._tensors())
-        if versions == self._versions:
-            return
-        conv, norm = self.conv, self.norm
-        assert norm.running_mean is not None, "conv_batch_norm refuses it"
-        assert norm.running_var is not None
-        with torch.inference_mode(False), torch.no_grad():
-            self._weight, self._bias = torch.nn.utils.fuse_conv_bn_weights(
-                conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-            )
-        self._versions = versions
-
-    def convolve(self, x: Tensor) -> Tensor:
-        if not self._applies():
-            return self.original[0](x)
-        self._update()
-        return self.conv._conv_forward(x, self._weight, self._bias)
-
-    def normalise(self, x: Tensor) -> Tensor:
-        return x if self._applies() else self.original[1](x)
-
-
-def conv_batch_norm(module: nn.Module) -> Offer | None:
-    """2-d convolutions with the batch norm that is registered behind them, for inference: one convolution."""
-    children = list(module.children())
-    pairs = [
-        (conv, norm)
-        for conv, norm in pairwise(children)
-        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and norm.num_features == conv.out_channels
-    ]
-    if not pairs:
-        return None
-    if any(norm.training for _, norm in pairs):
-        raise Refused("batch norm is in training mode; call model.eval() first")
-    if any(norm.running_mean is None for _, norm in pairs):
-        raise Refused("batch norm keeps no running statistics")
-    swap: dict[nn.Module, Forward] = {}
-    for conv, norm in pairs:
-        folded = _Folded(conv, norm)
-        swap |= {conv: folded.convolve, norm: folded.normalise}
-    # A wrong pair gives another function altogether; whole networks of right ones sum up many roundings.
-    return Offer([swap], (1, pairs[0][0].in_channels, 32, 32), units=1024, half_units=16)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -20,6 +20,7 @@ class Offer:
     units: int = 16  # in the last place of float32 by which results may differ
     half_units: int = 8  # the same for float16 and bfloat16
     builds_on_forward: bool = False  # whether candidates are made of the module's present forward
+    covers: Sequence[nn.Module] = ()  # submodules that are not called any more, and need no swap of their own
 
 
 class Refused(Exception):

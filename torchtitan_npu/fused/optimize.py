@@ -76,12 +76,14 @@ def optimize(model: nn.Module, converters: Sequence[str] | None = None, toleranc
     if unknown := set(names) - set(CONVERTERS):
         raise ValueError(f"optimize: there are no converters {sorted(unknown)}; known: {', '.join(CONVERTERS)}")
     report = Report()
+    covered: set[tuple[nn.Module, str]] = set()
     for name, module in model.named_modules():
-        for converter, offer in candidates(module, names):
+        for converter, offer in candidates(module, [n for n in names if (module, n) not in covered]):
             if isinstance(offer, str):
                 swap = Swap(name, type(module).__name__, converter, None, offer)
             else:
                 swap = _try(name, module, converter, offer, tolerance, report)
+                covered |= {(m, converter) for m in offer.covers if swap.kept}
             report.swaps.append(swap)
     return report
 
