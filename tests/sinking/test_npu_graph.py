@@ -12,6 +12,8 @@ from capturing import captured, churn
 from tolerance import assert_close
 from torch import nn
 
+from torch_npu.npu._npugraph_utils import align_trace_json
+
 
 def test_capture_runs_nothing_and_replay_all() -> None:
     x, y = torch.arange(7.0, device="npu"), torch.zeros(7, device="npu")
@@ -317,6 +319,26 @@ def test_debug_dump_names_the_operators(tmp_path: Path) -> None:
     tasks = [event["name"] for event in json.loads((tmp_path / "graph.json").read_text())]
     assert tasks[0].startswith("aclnnExp(")
     assert len(tasks) == graph.node_count()
+    aligned = json.loads((tmp_path / "graph.aligned.json").read_text())
+    assert [event["name"] for event in aligned] == tasks
+
+
+def test_debug_dump_of_nothing_warns(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="nothing was captured"):
+        torch.npu.NPUGraph().debug_dump(str(tmp_path / "graph.json"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_time_line_of_a_dump_waits_for_events(tmp_path: Path) -> None:
+    def task(name: str, stream: str, ts: float) -> dict:
+        return {"name": name, "ph": "X", "ts": ts, "dur": 1, "tid": stream}
+
+    names = [("a", "s1"), ("b", "s1"), ("EVENT_RECORD_7", "s1"), ("EVENT_WAIT_7", "s2"), ("c", "s2"), ("d", "s1")]
+    dump = {"traceEvents": [task(name, stream, ts) for ts, (name, stream) in enumerate(names)]}
+    (tmp_path / "graph.json").write_text(json.dumps(dump))
+    aligned = json.loads(Path(align_trace_json(str(tmp_path / "graph.json"))).read_text())
+    begins = {event["name"]: event["ts"] for event in aligned}
+    assert begins == {"a": 0, "b": 1, "EVENT_RECORD_7": 2, "EVENT_WAIT_7": 3, "c": 4, "d": 3}
 
 
 def test_accelerator_graph() -> None:

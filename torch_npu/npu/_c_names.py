@@ -3,8 +3,14 @@
 Each is an alias of a public function of ``torch.npu``; what has no meaning here is missing.
 """
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from torch_npu import _C
 from torch_npu.npu import devices
+from torch_npu.npu.streams import ExternalEvent, Stream
 
 
 def _current_raw_stream(device_index: int) -> int:
@@ -12,7 +18,21 @@ def _current_raw_stream(device_index: int) -> int:
     return _C._stream_handle(*_C._current_stream(device_index))
 
 
+def _fused_infer_attention_score_out_graph(
+    stream: Stream, handle: int, event: ExternalEvent, *args: Any, **kwargs: Any
+) -> list[Tensor]:
+    """Gives a captured ``npu_fused_infer_attention_score.out`` other arguments; the replay may go on then."""
+    _C._task_update_begin(stream.npu_stream, handle)
+    try:
+        torch.ops.npu.npu_fused_infer_attention_score.out(*args, **kwargs)
+    finally:
+        _C._task_update_end(stream.npu_stream)
+    event.record(stream)
+    return list(kwargs["out"])
+
+
 _NAMES = {
+    "_npu_fused_infer_attention_score_out_graph": _fused_infer_attention_score_out_graph,
     "_npu_getCurrentRawStream": _current_raw_stream,
     "_npu_getCurrentRawStreamNoWait": _current_raw_stream,  # no task queue here that the other could wait for
     "_npu_getDevice": devices.current_device,

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_npu import _C
+from torch_npu.npu import _npugraph_utils
 from torch_npu.npu import graph_debug as graph_debug
+from torch_npu.npu import paged_attention as paged_attention
 from torch_npu.npu._npugraph_handlers.dispatch import GraphDispatchMode
 from torch_npu.npu.devices import _lazy_init, current_device, synchronize
 from torch_npu.npu.memory import empty_cache, host_empty_cache
@@ -132,8 +134,18 @@ class NPUGraph(_C._NPUGraph):
         super().enable_debug_mode()
 
     def debug_dump(self, debug_path: str) -> None:
-        """Writes the recorded tasks to a JSON file."""
+        """Writes the recorded tasks to a JSON file, and beside it ``….aligned.json``, a time line for trace viewers.
+
+        Warns, and writes nothing, where nothing was captured.
+        """
+        if self.node_count() == 0:
+            warnings.warn("NPUGraph.debug_dump: nothing was captured, so that no file is written", stacklevel=2)
+            return
         super().debug_dump(debug_path)
+        try:
+            _npugraph_utils.align_trace_json(debug_path, None)
+        except Exception as error:  # whatever the CANN in use wrote, the dump itself is there
+            warnings.warn(f"NPUGraph.debug_dump: no time line could be made of {debug_path}: {error}", stacklevel=2)
 
     def register_generator_state(self, generator: torch.Generator) -> None:
         """Accepted as in ``torch.cuda``: operators make the generators known that they draw from."""

@@ -55,9 +55,18 @@ def _meta_results(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 @register_npu_graph_handler(["_npu_paged_attention.default", "npu_multi_head_latent_attention.out"])
 class PagedAttentionHandler(NpuGraphOpHandler):
-    """Operators of Ascend's transformer library, which other packages may bring."""
+    """Operators of Ascend's transformer library: this package's own, and those that other packages bring."""
 
     UPDATE_SPECS = {
         "_npu_paged_attention.default": [("arg", 7, "context_lens")],
         "npu_multi_head_latent_attention.out": [("arg", 5, "context_lens")],
     }
+
+    @classmethod
+    def prepare_capture(
+        cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        if func is not torch.ops.npu._npu_paged_attention.default or kwargs.get("workspace") is not None:
+            return func, args, kwargs
+        workspace = torch.ops.npu._npu_paged_attention_get_workspace(*args)
+        return func, args, {**kwargs, "workspace": workspace}

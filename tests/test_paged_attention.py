@@ -1,0 +1,88 @@
+"""Attention over paged keys and values, and writing them, under the names of Ascend's transformer library."""
+
+import pytest
+import torch
+from tolerance import assert_close
+
+import torch_npu
+
+BLOCKS, BLOCK_SIZE, HEADS, KEY_HEADS, SIZE, VALUE_SIZE = 12, 16, 8, 2, 48, 32
+SCALE = SIZE**-0.5
+
+
+def arguments(lengths: list[int], dtype: torch.dtype = torch.float16, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: (torch.rand(*shape, generator=generator) * 2 - 1).to(dtype)  # noqa: E731
+    most = -(-max(lengths) // BLOCK_SIZE)
+    return {
+        "query": rand(len(lengths), HEADS, SIZE),
+        "key_cache": rand(BLOCKS, BLOCK_SIZE, KEY_HEADS, SIZE),
+        "value_cache": rand(BLOCKS, BLOCK_SIZE, KEY_HEADS, VALUE_SIZE),
+        "block_table": torch.randint(0, BLOCKS, (len(lengths), most), generator=generator, dtype=torch.int32),
+        "context_lens": torch.tensor(lengths, dtype=torch.int32),
+    }
+
+
+def reference(a: dict[str, torch.Tensor]) -> torch.Tensor:
+    """In float64, one sequence after another."""
+    results = []
+    for query, table, length in zip(a["query"], a["block_table"], a["context_lens"].tolist(), strict=True):
+        key = a["key_cache"][table.long()].flatten(0, 1)[:length].double().repeat_interleave(HEADS // KEY_HEADS, 1)
+        value = a["value_cache"][table.long()].flatten(0, 1)[:length].double().repeat_interleave(HEADS // KEY_HEADS, 1)
+        weights = torch.softmax(SCALE * torch.einsum("hd,lhd->hl", query.double(), key), -1)
+        results.append(torch.einsum("hl,lhd->hd", weights, value))
+    return torch.stack(results)
+
+
+def on_npu(a: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: t if name == "context_lens" else t.npu() for name, t in a.items()}
+
+
+def attend(a: dict[str, torch.Tensor], out: torch.Tensor) -> None:
+    torch_npu._npu_paged_attention(**a, num_kv_heads=KEY_HEADS, num_heads=HEADS, scale_value=SCALE, out=out)
+
+
+def new_output(a: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.empty(len(a["query"]), HEADS, VALUE_SIZE, dtype=a["query"].dtype, device="npu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [[1], [16, 17, 40], [5, 33]])
+def test_attention(lengths, dtype):
+    a = arguments(lengths, dtype)
+    there = on_npu(a)
+    out = new_output(there)
+    attend(there, out)
+    assert_close(out.cpu(), reference(a).to(dtype))
+
+
+def test_replays_with_other_lengths():
+    a = arguments([7, 20])
+    there = on_npu(a)
+    out = new_output(there)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, auto_dispatch_capture=True):
+        attend(there, out)
+    for lengths in ([7, 20], [32, 1]):
+        a["context_lens"] = torch.tensor(lengths, dtype=torch.int32)
+        graph.update(cpu_update_input=[{"context_lens": a["context_lens"]}])
+        graph.replay()
+        assert_close(out.cpu(), reference(a).to(out.dtype))
+
+
+def test_what_is_no_cache_is_refused():
+    a = on_npu(arguments([3]))
+    with pytest.raises(ValueError, match=r"heads, size\], got .*\[12, 16, 96\]"):
+        attend({**a, "key_cache": a["key_cache"].flatten(2)}, new_output(a))
+
+
+def test_new_tokens_go_into_the_cache():
+    a = arguments([3])
+    key_cache, value_cache = a["key_cache"].npu(), a["value_cache"].npu()
+    key, value = torch.rand(3, KEY_HEADS, SIZE).half(), torch.rand(3, KEY_HEADS, VALUE_SIZE).half()
+    slots = torch.tensor([5, BLOCK_SIZE, BLOCKS * BLOCK_SIZE - 1], dtype=torch.int32)
+    torch_npu._npu_reshape_and_cache(key.npu(), value.npu(), key_cache, value_cache, slots.npu())
+    for cache, before, new in ((key_cache, a["key_cache"], key), (value_cache, a["value_cache"], value)):
+        expected = before.clone()
+        expected.flatten(0, 1)[slots.long()] = new
+        assert torch.equal(cache.cpu(), expected)

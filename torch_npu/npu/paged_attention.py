@@ -1,0 +1,118 @@
+"""Attention and cache of paged keys and values, under the names of Ascend's transformer library (ATB).
+
+That library is no part of CANN's operators; here its operators are calls of CANN's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("npu", "FRAGMENT")
+
+_ARGUMENTS = (
+    "Tensor query, Tensor key_cache, Tensor value_cache, int num_kv_heads, int num_heads, float scale_value, "
+    "Tensor block_table, Tensor context_lens, Tensor(a!) out"
+)
+_library.define(f"_npu_paged_attention({_ARGUMENTS}, *, Tensor? workspace=None) -> ()")
+_library.define(f"_npu_paged_attention_get_workspace({_ARGUMENTS}) -> Tensor")
+_library.define(
+    "_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "Tensor slot_indices) -> ()"
+)
+
+
+def _call(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+) -> tuple[tuple[Tensor, ...], dict[str, object]]:
+    """Arguments of ``npu_fused_infer_attention_score`` for one query a sequence."""
+    if query.dim() != 3 or key_cache.dim() != 4 or value_cache.dim() != 4:
+        raise ValueError(
+            "_npu_paged_attention: expected query [sequences, heads, size] and caches [blocks, block size, heads, "
+            f"size], got {list(query.shape)}, {list(key_cache.shape)} and {list(value_cache.shape)}"
+        )
+    return (query.unsqueeze(1), key_cache.flatten(2), value_cache.flatten(2)), {
+        "actual_seq_lengths_kv": context_lens.tolist(),
+        "block_table": block_table,
+        "block_size": key_cache.shape[1],
+        "num_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "scale": scale_value,
+        "input_layout": "BSND",
+    }
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+    *,
+    workspace: Tensor | None = None,
+) -> None:
+    """``torch_npu._npu_paged_attention``: attention of the newest token of each sequence over its cached keys.
+
+    Args:
+        query: [sequences, num_heads, size], float16 or bfloat16.
+        key_cache, value_cache: [blocks, block size, num_kv_heads, size]; the sizes of keys and values may differ.
+        block_table: int32 [sequences, blocks of the longest]: where each sequence's keys are.
+        context_lens: how many keys of each sequence count; on the CPU, as the host needs the numbers.
+        out: [sequences, num_heads, size of values], is written.
+        workspace: from ``_npu_paged_attention_get_workspace``, for captured graphs that are updated.
+    """
+    tensors, options = _call(
+        query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens
+    )
+    statistics = torch.empty(1, dtype=torch.float32, device=query.device)  # not asked for, and not written
+    torch.ops.npu.npu_fused_infer_attention_score.out(
+        *tensors, **options, workspace=workspace, out=[out.unsqueeze(1), statistics]
+    )
+
+
+def _workspace(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+) -> Tensor:
+    tensors, options = _call(
+        query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens
+    )
+    return torch.ops.npu._npu_fused_infer_attention_score_get_max_workspace(*tensors, **options)
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor) -> None:
+    """``torch_npu._npu_reshape_and_cache``: writes keys and values of new tokens into the cache.
+
+    Args:
+        key, value: [tokens, num_kv_heads, size].
+        key_cache, value_cache: [blocks, block size, num_kv_heads, size], are written.
+        slot_indices: int32 or int64 [tokens]: block number times block size plus place in the block.
+    """
+    slots = slot_indices.long()
+    key_cache.flatten(0, 1).index_copy_(0, slots, key)
+    value_cache.flatten(0, 1).index_copy_(0, slots, value)
+
+
+_library.impl("_npu_paged_attention", paged_attention, "PrivateUse1")
+_library.impl("_npu_paged_attention_get_workspace", _workspace, "PrivateUse1")
+_library.impl("_npu_reshape_and_cache", reshape_and_cache, "PrivateUse1")
+for _name in ("_npu_paged_attention", "_npu_reshape_and_cache"):
+    _library.impl(_name, lambda *_, **__: None, "Meta")
