@@ -6,8 +6,11 @@ Inductor compiles for the CPU, once as it is and, where no gradient is taken, on
 from __future__ import annotations
 
 import copy
+import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +43,7 @@ class CompileCase:
         works, first = {}, {}
         torchtitan_npu.compile.reset()
         peers = [p for p in PEERS if not (p == "inductor, frozen" and self.training)]
-        with torch.set_grad_enabled(self.training):
+        with torch.set_grad_enabled(self.training), _empty_caches():
             for peer in peers:
                 torch.manual_seed(0)
                 works[peer] = self._work(peer)
@@ -77,6 +80,21 @@ class CompileCase:
             compiled(*arguments).float().square().mean().backward()
 
         return step
+
+
+@contextmanager
+def _empty_caches() -> Iterator[None]:
+    """Kernels of earlier runs are not found, so that a first call compiles all of its own."""
+    names = ("GRAPH_AUTOFUSION_CACHE", "TORCHINDUCTOR_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            os.environ.update({name: f"{folder}/{name}" for name in names})
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                os.environ.update({} if value is None else {name: value})
 
 
 # ---- fused chains
