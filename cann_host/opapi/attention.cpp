@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "cann_host/kernels/attention.h"
+#include "cann_host/opapi/attention_blocks.h"
 #include "cann_host/opapi/fused.h"
 
 namespace cann_host {
@@ -203,6 +204,14 @@ AttentionResult attend(const Attention& a) {
   TORCH_CHECK(a.key.size(1) > 0 && a.query.size(1) % a.key.size(1) == 0, "query has ", a.query.size(1),
               " heads and key ", a.key.size(1), "; the first must be a multiple of the second");
   if (decodes(a)) return decode(a, {});
+  if (a.keep == 1 && takes_blocks(a)) {
+    auto bias = bias_of(a, at::kFloat, /*causal_is_done=*/true);
+    if (bias.defined()) {
+      bias = bias.expand({a.query.size(0), a.query.size(1), a.query.size(2), a.key.size(2)});
+      if (bias.stride(3) != 1) bias = bias.contiguous();
+    }
+    return with_sink(a, attend_in_blocks(a, bias));
+  }
   if (!flash_takes(a)) return attend_by_products(a);
   const auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
       a.query, a.key, a.value, 0.0, a.is_causal(), flash_bias(a), a.scale);
@@ -216,6 +225,13 @@ AttentionGradient attend_backward(const Attention& a, const at::Tensor& grad, co
     const auto share = (a.sink->to(at::kFloat).view({1, -1, 1}) - result.log_sum_exp).exp_();
     const auto along = (grad.to(at::kFloat) * result.out.to(at::kFloat)).sum(-1);
     gradient.sink = (share * along).sum(at::IntArrayRef{0, 2}).neg_();
+  }
+  if (a.keep == 1 && !wants_shift && takes_blocks(a) &&
+      !bias_of(a, at::kFloat, /*causal_is_done=*/true).defined()) {
+    const auto sink = gradient.sink;
+    gradient = attend_backward_in_blocks(a, grad, result);
+    gradient.sink = sink;
+    return gradient;
   }
   if (flash_takes(a) && !wants_shift) {
     // Rows that see nothing (-inf) have no gradient: exp(-inf - inf) is 0, where exp(-inf + inf) is not a

@@ -1,0 +1,29 @@
+#include "cann_host/kernels/attention_blocks.h"
+
+#include "cann_host/kernels/attention_blocks_kernels.h"
+#include "cann_host/kernels/isa.h"
+
+namespace cann_host::kernels {
+namespace {
+
+const AttentionBlockKernels& block_kernels() noexcept {
+#if defined(__x86_64__)
+  switch (active_isa()) {
+    case Isa::avx512:
+      return avx512::attention_block_kernels;
+    case Isa::avx2:
+      return avx2::attention_block_kernels;
+    case Isa::baseline:
+      break;
+  }
+#endif
+  return baseline::attention_block_kernels;
+}
+
+}  // namespace
+
+void softmax_block(const SoftmaxBlock& a) { block_kernels().softmax[a.type](a); }
+
+void score_gradient_block(const ScoreGradientBlock& a) { block_kernels().score_gradient[a.type](a); }
+
+}  // namespace cann_host::kernels

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "cann_host/kernels/attention_blocks.h"
+
+namespace cann_host::kernels {
+
+struct AttentionBlockKernels {
+  ByType<void (*)(const SoftmaxBlock&)> softmax;
+  ByType<void (*)(const ScoreGradientBlock&)> score_gradient;
+};
+
+namespace baseline {
+extern const AttentionBlockKernels attention_block_kernels;
+}
+namespace avx2 {
+extern const AttentionBlockKernels attention_block_kernels;
+}
+namespace avx512 {
+extern const AttentionBlockKernels attention_block_kernels;
+}
+
+}  // namespace cann_host::kernels
