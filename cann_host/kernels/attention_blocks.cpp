@@ -26,4 +26,10 @@ void softmax_block(const SoftmaxBlock& a) { block_kernels().softmax[a.type](a); 
 
 void score_gradient_block(const ScoreGradientBlock& a) { block_kernels().score_gradient[a.type](a); }
 
+void convert_rows(const ConvertRows& a) { block_kernels().convert[a.type](a); }
+
+void row_products(const RowProducts& a) { block_kernels().row_products[a.type](a); }
+
+void pack_rows(const PackRows& a) { block_kernels().pack[a.from](a); }
+
 }  // namespace cann_host::kernels

@@ -52,4 +52,44 @@ struct ScoreGradientBlock {
 };
 void score_gradient_block(const ScoreGradientBlock& arguments);
 
+/// to[r] = from[r] * factors[r], converted to `type` (float32, float16, bfloat16).
+struct ConvertRows {
+  DataType type;
+  const float* from;
+  int64_t from_stride;
+  const float* factors;  ///< null: 1
+  void* to;
+  int64_t to_stride;
+  int64_t rows;
+  int64_t columns;
+};
+void convert_rows(const ConvertRows& arguments);
+
+/// sums[r] = the sum of a[r] * b[r], rows of `type` (float32, float16, bfloat16).
+struct RowProducts {
+  DataType type;
+  const void* a;
+  int64_t a_stride;
+  const void* b;
+  int64_t b_stride;
+  float* sums;
+  int64_t rows;
+  int64_t columns;
+};
+void row_products(const RowProducts& arguments);
+
+/// Rows of `from` as a second operand of `width` columns, followed by rows of zeros: bfloat16 in pairs of
+/// rows element by element, float32 and float16 as rows of float32.
+struct PackRows {
+  DataType from;
+  const void* data;
+  int64_t stride;
+  void* to;
+  int64_t rows;
+  int64_t padded_rows;  ///< even
+  int64_t columns;      ///< up to `width`; the rest becomes zero
+  int64_t width;
+};
+void pack_rows(const PackRows& arguments);
+
 }  // namespace cann_host::kernels

@@ -7,6 +7,9 @@ namespace cann_host::kernels {
 struct AttentionBlockKernels {
   ByType<void (*)(const SoftmaxBlock&)> softmax;
   ByType<void (*)(const ScoreGradientBlock&)> score_gradient;
+  ByType<void (*)(const ConvertRows&)> convert;
+  ByType<void (*)(const RowProducts&)> row_products;
+  ByType<void (*)(const PackRows&)> pack;
 };
 
 namespace baseline {

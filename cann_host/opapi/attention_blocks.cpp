@@ -68,40 +68,52 @@ Rows<T> rows_of(const at::Tensor& heads, int64_t batch, int64_t head) {
   return {heads.const_data_ptr<T>() + batch * heads.stride(0) + head * heads.stride(1), heads.stride(2)};
 }
 
+template <class T>
+constexpr kernels::DataType stored_type = std::is_same_v<T, at::BFloat16> ? kernels::DataType::bfloat16
+                                          : std::is_same_v<T, at::Half>   ? kernels::DataType::float16
+                                                                          : kernels::DataType::float32;
+
 /// A packed matrix has `width` columns: rows for float32, pairs of rows element by element for bfloat16.
 template <class F, class T>
 void pack(const Rows<T>& from, int64_t rows, int64_t columns, int64_t padded_rows, int64_t width, F* to) {
-  std::fill_n(to, padded_rows * width, F(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    const T* row = from[r];
-    if constexpr (in_pairs<F>) {
-      F* pair = to + r / 2 * 2 * width + r % 2;
-      for (int64_t c = 0; c < columns; ++c) pair[2 * c] = row[c];
-    } else {
-      for (int64_t c = 0; c < columns; ++c) to[r * width + c] = static_cast<F>(row[c]);
-    }
-  }
+  kernels::pack_rows({.from = stored_type<T>,
+                      .data = from.data,
+                      .stride = from.stride,
+                      .to = to,
+                      .rows = rows,
+                      .padded_rows = padded_rows,
+                      .columns = columns,
+                      .width = width});
 }
 
-/// The same for the transpose: `columns` rows with room for `width` numbers.
-template <class F, class T>
-void pack_transposed(const Rows<T>& from, int64_t rows, int64_t columns, int64_t width, F* to) {
-  std::fill_n(to, columns * width, F(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    const T* row = from[r];
-    if constexpr (in_pairs<F>) {
-      for (int64_t c = 0; c < columns; ++c) to[c / 2 * 2 * width + 2 * r + c % 2] = row[c];
-    } else {
-      for (int64_t c = 0; c < columns; ++c) to[c * width + r] = static_cast<F>(row[c]);
-    }
-  }
-}
-
+/// `columns` rows of the rows' elements, each with zeros up to `width`.
 template <class F, class T>
 void transpose(const Rows<T>& from, int64_t rows, int64_t columns, int64_t width, F* to) {
-  std::fill_n(to, columns * width, F(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) to[c * width + r] = static_cast<F>(from[r][c]);
+  constexpr int64_t together = 16;  // lines of `to` that are written at a time
+  for (int64_t first = 0; first < columns; first += together) {
+    const int64_t last = std::min(columns, first + together);
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* row = from[r];
+      for (int64_t c = first; c < last; ++c) to[c * width + r] = static_cast<F>(row[c]);
+    }
+    for (int64_t c = first; c < last; ++c) std::fill(to + c * width + rows, to + (c + 1) * width, F(0));
+  }
+}
+
+/// The transpose as a packed matrix: `columns` rows, `width` columns, zeros behind `rows`.
+template <class F, class T>
+void pack_transposed(const Rows<T>& from, int64_t rows, int64_t columns, int64_t width, F* to) {
+  if constexpr (in_pairs<F>) {  // two neighbours in a row are two in a column of pairs: words of 32 bits
+    const Rows<uint32_t> words{reinterpret_cast<const uint32_t*>(from.data), from.stride / 2};
+    if (from.stride % 2 == 0 && reinterpret_cast<uintptr_t>(from.data) % alignof(uint32_t) == 0) {
+      return transpose(words, rows, columns / 2, width, reinterpret_cast<uint32_t*>(to));
+    }
+    std::fill_n(to, columns * width, F(0));
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < columns; ++c) to[c / 2 * 2 * width + 2 * r + c % 2] = from[r][c];
+    }
+  } else {
+    transpose(from, rows, columns, width, to);
   }
 }
 
@@ -115,6 +127,26 @@ Rows<F> as_factors(const Rows<T>& from, int64_t rows, int64_t columns, std::vect
     for (int64_t r = 0; r < rows; ++r) std::copy_n(from[r], columns, room.data() + r * columns);
     return {room.data(), columns};
   }
+}
+
+/// to = from * factors (null: 1), a factor for each row.
+template <class T>
+void convert(const float* from, int64_t from_stride, const float* factors, T* to, int64_t to_stride,
+             int64_t rows, int64_t columns) {
+  kernels::convert_rows({.type = stored_type<T>,
+                         .from = from,
+                         .from_stride = from_stride,
+                         .factors = factors,
+                         .to = to,
+                         .to_stride = to_stride,
+                         .rows = rows,
+                         .columns = columns});
+}
+
+/// How many pieces of so many multiplications a thread should take at least.
+int64_t grain_of(int64_t multiplications) {
+  constexpr int64_t least = 1 << 20;
+  return std::max<int64_t>(1, least / std::max<int64_t>(1, multiplications));
 }
 
 struct Shape {
@@ -144,14 +176,15 @@ struct PackedKeys {
         value_elements(s.padded_keys * s.value_size),
         keys(s.batch * s.key_heads * key_elements),
         values(s.batch * s.key_heads * value_elements) {
-    at::parallel_for(0, s.batch * s.key_heads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) {
-        pack_transposed(rows_of<T>(a.key, n / s.key_heads, n % s.key_heads), s.keys, s.size, s.padded_keys,
-                        keys.data() + n * key_elements);
-        pack(rows_of<T>(a.value, n / s.key_heads, n % s.key_heads), s.keys, s.value_size, s.padded_keys,
-             s.value_size, values.data() + n * value_elements);
-      }
-    });
+    at::parallel_for(0, s.batch * s.key_heads, grain_of(8 * s.keys * (s.size + s.value_size)),
+                     [&](int64_t begin, int64_t end) {
+                       for (int64_t n = begin; n < end; ++n) {
+                         pack_transposed(rows_of<T>(a.key, n / s.key_heads, n % s.key_heads), s.keys, s.size,
+                                         s.padded_keys, keys.data() + n * key_elements);
+                         pack(rows_of<T>(a.value, n / s.key_heads, n % s.key_heads), s.keys, s.value_size,
+                              s.padded_keys, s.value_size, values.data() + n * value_elements);
+                       }
+                     });
   }
   int64_t key_elements, value_elements;
   std::vector<F> keys, values;
@@ -193,27 +226,21 @@ class ForwardBlock {
                               .maximum = maximum_,
                               .sum = sum_,
                               .correction = correction_});
-      if (key > 0) scale(rows, correction_);
+      if (key > 0) {
+        convert<float>(sums_.data(), s_.value_size, correction_, sums_.data(), s_.value_size, rows,
+                       s_.value_size);
+      }
       multiply<F>(rows, s_.value_size, columns, weights_.data(), key_block, values + key * s_.value_size,
                   s_.value_size, sums_.data(), s_.value_size, key > 0);
     }
     for (int64_t r = 0; r < rows; ++r) {
-      const float factor = sum_[r] == 0 ? 0 : 1 / sum_[r];
-      const float* sums = sums_.data() + r * s_.value_size;
-      for (int64_t c = 0; c < s_.value_size; ++c)
-        out[r * s_.value_size + c] = static_cast<T>(sums[c] * factor);
       log_sum_exp[r] = maximum_[r] + std::log(sum_[r]);
+      correction_[r] = sum_[r] == 0 ? 0 : 1 / sum_[r];
     }
+    convert<T>(sums_.data(), s_.value_size, correction_, out, s_.value_size, rows, s_.value_size);
   }
 
  private:
-  void scale(int64_t rows, const float* factors) {
-    for (int64_t r = 0; r < rows; ++r) {
-      float* sums = sums_.data() + r * s_.value_size;
-      for (int64_t c = 0; c < s_.value_size; ++c) sums[c] *= factors[r];
-    }
-  }
-
   const Shape& s_;
   std::vector<float> scores_;
   std::vector<F> weights_, converted_;
@@ -231,7 +258,8 @@ AttentionResult forward(const Attention& a, const at::Tensor& bias) {
   T* out = result.out.mutable_data_ptr<T>();
   float* log_sum_exp = result.log_sum_exp.mutable_data_ptr<float>();
   const int64_t blocks = (s.queries + query_block - 1) / query_block;
-  at::parallel_for(0, s.batch * s.heads * blocks, 1, [&](int64_t begin, int64_t end) {
+  const int64_t work = std::min(query_block, s.queries) * s.keys * (s.size + s.value_size);
+  at::parallel_for(0, s.batch * s.heads * blocks, grain_of(work), [&](int64_t begin, int64_t end) {
     ForwardBlock<T, F> block(s);
     for (int64_t n = begin; n < end; ++n) {
       const int64_t row = n / blocks, batch = row / s.heads, head = row % s.heads;
@@ -263,6 +291,7 @@ class BackwardHead {
         dout_(query_block * s.value_size),
         key_t_(s.size * s.padded_keys),
         dquery_t_(s.size * query_block),
+        dquery_(query_block * s.size),
         dkey_(s.keys * s.size),
         dvalue_(s.keys * s.value_size) {}
 
@@ -282,17 +311,14 @@ class BackwardHead {
                  log_sum_exp + first, rows);
       const int64_t last = s_.causal ? std::min(s_.keys, first + rows) : s_.keys;
       for (int64_t key = 0; key < last; key += key_block) add_keys(first, rows, key);
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < s_.size; ++c) {
-          dquery[(first + r) * s_.size + c] = static_cast<T>(dquery_t_[c * query_block + r]);
-        }
-      }
+      transpose(Rows<float>{dquery_t_.data(), query_block}, s_.size, rows, s_.size, dquery_.data());
+      convert<T>(dquery_.data(), s_.size, nullptr, dquery + first * s_.size, s_.size, rows, s_.size);
     }
   }
 
   void end(T* dkey, T* dvalue) const {
-    std::copy(dkey_.begin(), dkey_.end(), dkey);
-    std::copy(dvalue_.begin(), dvalue_.end(), dvalue);
+    convert<T>(dkey_.data(), 0, nullptr, dkey, 0, 1, s_.keys * s_.size);
+    convert<T>(dvalue_.data(), 0, nullptr, dvalue, 0, 1, s_.keys * s_.value_size);
   }
 
  private:
@@ -303,14 +329,18 @@ class BackwardHead {
     pack(queries, rows, s_.size, columns, s_.size, query_.data());
     pack_transposed(douts, rows, s_.value_size, query_block, dout_t_.data());
     pack(douts, rows, s_.value_size, columns, s_.value_size, dout_.data());
-    for (int64_t r = 0; r < columns; ++r) {
-      // exp(-inf): a query that sees nothing, and a column that is no query, have no weights.
+    std::fill_n(delta_, columns, 0.0f);
+    kernels::row_products({.type = stored_type<T>,
+                           .a = outs.data,
+                           .a_stride = outs.stride,
+                           .b = douts.data,
+                           .b_stride = douts.stride,
+                           .sums = delta_,
+                           .rows = rows,
+                           .columns = s_.value_size});
+    // exp(-inf): a query that sees nothing, and a column that is no query, have no weights.
+    for (int64_t r = 0; r < columns; ++r)
       log_sum_exp_[r] = r < rows && log_sum_exp[r] != -infinity ? log_sum_exp[r] : infinity;
-      delta_[r] = 0;
-      for (int64_t c = 0; r < rows && c < s_.value_size; ++c) {
-        delta_[r] += static_cast<float>(outs[r][c]) * static_cast<float>(douts[r][c]);
-      }
-    }
     std::fill(dquery_t_.begin(), dquery_t_.end(), 0.0f);
   }
 
@@ -349,7 +379,7 @@ class BackwardHead {
   std::vector<float> scores_, dweights_;
   std::vector<F> weights_, dscores_, packed_dscores_, query_t_, query_, dout_t_, dout_, key_t_;
   std::vector<F> converted_keys_, converted_values_;
-  std::vector<float> dquery_t_, dkey_, dvalue_;
+  std::vector<float> dquery_t_, dquery_, dkey_, dvalue_;
   Rows<F> keys_{}, values_{};
   float log_sum_exp_[query_block], delta_[query_block];
 };
@@ -363,7 +393,8 @@ AttentionGradient backward(const Attention& a, const at::Tensor& grad, const Att
   AttentionGradient gradient{new_gradient(a.query), new_gradient(a.key), new_gradient(a.value), {}, {}};
   T *dquery = gradient.query.mutable_data_ptr<T>(), *dkey = gradient.key.mutable_data_ptr<T>(),
     *dvalue = gradient.value.mutable_data_ptr<T>();
-  at::parallel_for(0, s.batch * s.key_heads, 1, [&](int64_t begin, int64_t end) {
+  const int64_t work = s.groups() * s.queries * s.keys * (3 * s.size + 2 * s.value_size);
+  at::parallel_for(0, s.batch * s.key_heads, grain_of(work), [&](int64_t begin, int64_t end) {
     BackwardHead<T, F> head(s);
     for (int64_t n = begin; n < end; ++n) {
       const int64_t batch = n / s.key_heads;
@@ -383,14 +414,8 @@ AttentionGradient backward(const Attention& a, const at::Tensor& grad, const Att
 
 template <class Call>
 auto by_dtype(at::ScalarType dtype, const Call& call) {
-  switch (dtype) {
-    case at::kBFloat16:
-      return call.template operator()<at::BFloat16>();
-    case at::kHalf:
-      return call.template operator()<at::Half>();
-    default:
-      return call.template operator()<float>();
-  }
+  return dtype == at::kBFloat16 ? call.template operator()<at::BFloat16>()
+                                : call.template operator()<at::Half>();
 }
 
 }  // namespace
@@ -404,7 +429,8 @@ bool takes_blocks(const Attention& a) {
     // Pairs of elements of a head are multiplied together.
     return a.query.size(3) % 2 == 0 && a.value.size(3) % 2 == 0 && multiplies<at::BFloat16>();
   }
-  return (dtype == at::kFloat || dtype == at::kHalf) && multiplies<float>();
+  // float32 is faster in ATen's own kernel, which multiplies by MKL.
+  return dtype == at::kHalf && multiplies<float>();
 }
 
 AttentionResult attend_in_blocks(const Attention& a, const at::Tensor& bias) {

@@ -1,5 +1,5 @@
-// Flash attention of many queries: matrix products of blocks by oneDNN's kernels, as PyTorch ships them, with
-// softmax between them while the blocks are in the cache.
+// Flash attention of many queries in 16-bit floats: matrix products of blocks by oneDNN's kernels, as PyTorch
+// ships them, with softmax between them while the blocks are in the cache.
 #pragma once
 
 #include "cann_host/opapi/attention.h"
