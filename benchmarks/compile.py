@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._autograd import DeviceType
 
 import torch_npu
 import torchtitan_npu.compile
+from benchmarks.peak import peak_bytes
 from benchmarks.result import Result
 from benchmarks.timing import Work, announce, interleaved
 
@@ -53,19 +55,31 @@ class CompileCase:
             if self.group == "models" and not self.training:
                 works[SUNK] = torch_npu.enable_graph(strict=True)(works["npu"])
             seconds = interleaved(works, rounds)
+            peaks = self._peaks(works["inductor"]) if self.group == "models" else None
         sunk = seconds.pop(SUNK, None)
         aims = {} if self.aim is None else {p: self.aim for p in peers if p.startswith("inductor")}
         notes = {"first call, s (inductor)": f"{first['npu']:.2f} ({first['inductor']:.2f})"}
+        if peaks is not None:
+            notes["peak memory, MB (inductor)"] = "{:.1f} ({:.1f})".format(*(p / 1e6 for p in peaks))
         if sunk is not None:
             notes["in enable_graph() (cpu eager / it)"] = f"{seconds['cpu eager'] / sunk:.2f}"
         return Result(self.name, self.group, seconds, aims, notes, self.bytes_moved)
 
-    def _work(self, peer: str) -> Work:
+    def _peaks(self, inductor: Work) -> tuple[int, int]:
+        """Bytes on top of weights and arguments; of a plan in its first call, in which it gets what it then keeps."""
+        torchtitan_npu.compile.reset()
+        torch._dynamo.reset()
+        plan = self._work("npu", {"sink": False})
+        ours = peak_bytes(plan, DeviceType.PrivateUse1)
+        inductor()
+        return ours, peak_bytes(inductor, DeviceType.CPU)
+
+    def _work(self, peer: str, options: dict[str, object] | None = None) -> Work:
         function, arguments = self.make()
         if peer == "npu":
             function = copy.deepcopy(function).npu() if isinstance(function, nn.Module) else function
             arguments = tuple(a.npu() for a in arguments)
-            compiled = torch.compile(function, backend="npu", dynamic=False)
+            compiled = torch.compile(function, backend="npu", dynamic=False, options=options)
         elif peer == "cpu eager":
             compiled = function
         else:
