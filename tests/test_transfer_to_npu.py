@@ -155,7 +155,13 @@ def test_profiles(run_python):
         """
         from torch.profiler import ProfilerActivity, profile
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p:
+            assert [torch.cuda.nvtx.range_push("outer"), torch.cuda.nvtx.range_push("inner")] == [0, 1]
             torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
-        assert any(e.name == "aclnnMm" for e in p.events())
+            assert [torch.cuda.nvtx.range_pop() for _ in range(3)] == [1, 0, -1]
+            with torch.cuda.nvtx.range("step {}", 7):
+                torch.cuda.nvtx.mark("here")
+            torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("loose"))
+        names = [e.name for e in p.events()]
+        assert {"aclnnMm", "outer", "inner", "step 7", "here", "loose"} <= set(names), names
         """,
     )

@@ -20,7 +20,7 @@ from torch_npu.npu import _utils
 
 __all__ = ["clear_report", "report"]
 
-# Modules of torch.cuda, and those of torch.npu whose public names they get.
+# Modules of torch.cuda, and those whose public names they get.
 _MODULES = {
     "torch.cuda": "torch_npu.npu",
     "torch.cuda.memory": "torch_npu.npu.memory",
@@ -30,6 +30,7 @@ _MODULES = {
     "torch.cuda.amp": "torch_npu.npu.amp",
     "torch.cuda.amp.autocast_mode": "torch_npu.npu.amp.autocast_mode",
     "torch.cuda.amp.grad_scaler": "torch_npu.npu.amp.grad_scaler",
+    "torch.cuda.nvtx": "torch_npu.contrib.ranges",
 }
 # Private names that PyTorch itself or programs call.
 _PRIVATE = (
