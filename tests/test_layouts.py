@@ -1,4 +1,4 @@
-"""Sparse COO and nested tensors on the device, and the refusal of other layouts."""
+"""Sparse COO and nested tensors on the device; tests/test_sparse.py has the other sparse layouts."""
 
 import io
 from collections.abc import Callable
@@ -94,13 +94,6 @@ def test_sparse_tensors_are_saved_and_loaded() -> None:
     loaded = torch.load(buffer)
     assert loaded.device == torch.device("npu:0")
     torch.testing.assert_close(loaded.to_dense().cpu(), coo("cpu").to_dense())
-
-
-def test_compressed_layouts_are_refused() -> None:
-    with pytest.raises(
-        NotImplementedError, match=r"has dense, sparse COO and nested tensors, but this one is SparseCsr"
-    ):
-        torch.ones(2, 2, device="npu").to_sparse_csr()
 
 
 def test_nested_tensors() -> None:
