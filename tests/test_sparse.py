@@ -231,6 +231,17 @@ def test_gradients_through_csr_matmul():
     same(grads[1], grads[0])
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_gradients_through_reducing_csr_matmul(reduce):
+    grads = []
+    for device in ("cpu", "npu"):
+        sparse = csr([1.0, -2.0, 3.0], device)
+        right = torch.linspace(-1, 1, 12, device="cpu").reshape(4, 3).to(device).requires_grad_()
+        torch.sparse.mm(sparse, right, reduce).pow(2).sum().backward()
+        grads.append(right.grad)
+    same(grads[1], grads[0])
+
+
 def test_fallback_is_in_the_ledger():
     import torch_npu
 

@@ -21,11 +21,7 @@ class KnownFailure:
     reason: str
 
 
-NO_CSR = "the CPU fallback takes dense, COO and nested tensors; PyTorch's CSR operators have no kernel on npu"
-
 KNOWN_FAILURES: tuple[KnownFailure, ...] = (
-    KnownFailure("sparse.sampled_addmm", ("float32", "complex64"), ("forward", "out", "gradients"), NO_CSR),
-    KnownFailure("sparse.mm.reduce", ("float32", "float16", "bfloat16"), ("forward", "gradients"), NO_CSR),
     KnownFailure(
         "nn.functional.avg_pool3d",
         ("float32",),

@@ -54,6 +54,10 @@ bool mixes_devices(const std::string& name) {
   return std::find(kMixedDevices.begin(), kMixedDevices.end(), name) != kMixedDevices.end();
 }
 
+/// The kernel, though below autograd, asks whether its arguments require gradients: it leaves out what only
+/// the gradient of amax and amin reads.
+bool asks_for_gradients(const std::string& name) { return name == "aten::_sparse_mm_reduce_impl"; }
+
 /// A CPU generator whose stream is a function of the npu generator's seed and offset, which it advances.
 at::Generator host_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device) {
   constexpr uint64_t kNumbersPerCall = 1 << 20;
@@ -173,6 +177,7 @@ FallbackKernel::FallbackKernel(const c10::OperatorHandle& op)
     : record_(std::make_unique<FallbackRecord>(c10::toString(op.operator_name()))),
       is_mutable_(op.schema().is_mutable()),
       several_results_(returns_several(op.schema())),
+      asks_for_gradients_(asks_for_gradients(op.schema().name())),
       mixes_devices_(mixes_devices(op.schema().name())) {}
 
 void FallbackKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -238,7 +243,12 @@ void FallbackKernel::run_on_views(const c10::OperatorHandle& op, c10::DispatchKe
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       auto& value = (*stack)[first + i];
       if (value.isTensor() && !value.toTensor().defined()) continue;
+      const bool wants_gradient = asks_for_gradients_ && value.isTensor() && value.toTensor().requires_grad();
       value = to_host(call, std::move(value), schema.arguments()[i], device);
+      if (wants_gradient) {
+        const c10::InferenceMode on;  // views are inference tensors
+        value.toTensor().set_requires_grad(true);
+      }
     }
     op.redispatchBoxed(keys, stack);
   }
@@ -252,6 +262,8 @@ void FallbackKernel::run_on_views(const c10::OperatorHandle& op, c10::DispatchKe
 // Device memory is out of the host's reach: PyTorch's own fallback copies arguments to the CPU and results
 // back.
 void FallbackKernel::run_on_copies(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!asks_for_gradients_, op.schema().name(),
+                              " is run by the CPU only where the host can address the memory of the device");
   at::native::cpu_fallback(op, stack);
 }
 

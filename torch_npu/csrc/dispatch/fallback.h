@@ -37,7 +37,8 @@ class FallbackKernel final : public c10::OperatorKernel {
   std::unique_ptr<FallbackRecord> record_;
   bool is_mutable_;
   bool several_results_;
-  bool mixes_devices_;  // takes CPU tensors beside npu tensors by design (indices, lengths)
+  bool asks_for_gradients_;  // does more if an argument requires a gradient
+  bool mixes_devices_;       // takes CPU tensors beside npu tensors by design (indices, lengths)
 };
 
 /// The kernel of an operator, made at first use.
