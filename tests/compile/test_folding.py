@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compile_models import Block, Convolutions, Mlp
-from tolerance import assert_close
+from tolerance import assert_close, assert_no_worse
 from torch import Tensor, nn
 
 from torchtitan_npu.compile import fallbacks, refold, reports
@@ -77,7 +77,7 @@ def test_batch_norms_become_part_of_convolutions(sink: bool) -> None:
             nn.init.normal_(m.weight)
             nn.init.normal_(m.bias)
     check(model, torch.randn(2, 3, 8, 8), sink=sink)
-    assert passes()["fold_batch_norms"] == 2
+    assert passes()["fold_batch_norms"] == passes()["pack_convolutions"] == 2
     kernels = [k.operators for k in reports()[0].kernels]
     assert all("rsqrt" not in name and "sqrt" not in name for k in kernels for name in k)
 
@@ -118,7 +118,58 @@ def test_models(model: type[nn.Module]) -> None:
     check(model(), torch.randn(3, 5, 24) if model is Mlp else torch.randn(2, 7, 32))
 
 
-@pytest.mark.parametrize("name", ["fold_batch_norms", "fold_constants"])
+class Patches(nn.Module):
+    """Results of convolutions that are viewed, returned, added twice and read by other operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 2, 2), nn.Conv2d(8, 8, 3, padding=1, groups=4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.first(x)
+        z = self.second(y) + y
+        rows = y.flatten(2).transpose(1, 2)
+        return rows.softmax(-1), z, z.relu() + F.avg_pool2d(z, 1), torch.cat((y, z), 1).flatten(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("sink", [True, False])
+@torch.no_grad()
+def test_convolutions_are_packed(sink: bool, layout: torch.memory_format, dtype: torch.dtype) -> None:
+    model = Patches().eval().to(dtype=dtype, memory_format=layout)
+    x = torch.randn(2, 3, 8, 12).to(dtype=dtype, memory_format=layout)
+    compiled = frozen(copy.deepcopy(model).npu(), sink=sink)
+    plain = model(x)
+    exact = model.double()(x.double())
+    for _ in range(3):
+        for actual, on_cpu, reference in zip(compiled(x.npu()), plain, exact, strict=True):
+            assert_no_worse(actual.cpu(), on_cpu, reference)
+            assert actual.is_contiguous()
+    assert passes()["pack_convolutions"] == 2
+    assert not fallbacks()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_norms_of_half_precision_are_folded(dtype: torch.dtype) -> None:
+    """They are computed in float32, so that casts stand in between."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
+    )
+    for m in (model[1], model[4]):
+        m.running_mean.normal_()
+        m.running_var.uniform_(0.5, 2)
+    model = model.eval().to(dtype)
+    x = torch.randn(2, 3, 9, 9).to(dtype)
+    actual, exact = frozen(copy.deepcopy(model).npu())(x.npu()).cpu().double(), model.double()(x.double())
+    # Folding rounds the scaled weights, too: one unit of each term, of which 27 and 8 are summed.
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(actual, exact, rtol=4 * unit, atol=4 * unit * float(exact.abs().max()))
+    assert passes()["fold_batch_norms"] == passes()["pack_convolutions"] == 2
+
+
+@pytest.mark.parametrize("name", ["fold_batch_norms", "pack_convolutions", "fold_constants"])
 def test_passes_can_be_switched_off(name: str) -> None:
     check(Convolutions(), torch.randn(2, 3, 8, 8), passes={name: False})
     assert not passes().get(name)

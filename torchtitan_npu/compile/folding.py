@@ -1,6 +1,6 @@
 """Constant folding for inference (option ``freezing``): what depends on parameters and buffers only is computed once.
 
-Passes of their own prepare it: batch norms become part of a convolution's weight, matrices that one row is multiplied
+Passes of their own prepare it: convolutions take up batch norms and are packed, matrices that one row is multiplied
 with lie column by column. Before each run the memory and the versions of the parameters that were folded are compared
 with those that were seen, and if any is not the same all is computed anew.
 """
@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from torchtitan_npu.compile.constants import call, constant_nodes
+from torchtitan_npu.compile.convolution import fold_batch_norms, pack_convolutions
 from torchtitan_npu.compile.group import PRODUCTS, is_one, is_view, product_operands, same
 from torchtitan_npu.compile.lowering import CREATES
-from torchtitan_npu.compile.passes import escapes, is_random_or_changes, is_written, remove_dead_code, tensor
+from torchtitan_npu.compile.passes import remove_dead_code, tensor
 from torchtitan_npu.driver import npu
 
 aten = torch.ops.aten
-
-LARGE = 1 << 20
-"""Bytes from which on a constant is only kept if it is not many times what it is computed from (masks, expansions)."""
-MOST_GROWTH = 4
 
 Plan = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -48,116 +46,7 @@ class Folded:
     kept: tuple[int, ...]
 
 
-def constant_nodes(graph: Graph, frozen: Sequence[int]) -> set[Node]:
-    """Frozen inputs and what depends on nothing else."""
-    inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    constants = {inputs[i] for i in frozen if i < len(inputs) and not is_written(inputs[i])}
-    for node in graph.nodes:
-        if node.op == "call_function" and all(a in constants for a in node.all_input_nodes) and _is_foldable(node):
-            constants.add(node)
-    return constants
-
-
-def _is_foldable(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    if is_random_or_changes(node) or escapes(node):
-        return False
-    value = tensor(node)
-    if value is None:
-        return isinstance(node.meta.get("val"), (tuple, list))
-    if value.device.type != "npu" or not all(isinstance(n, int) for n in value.shape):
-        return False
-    before = sum(v.nbytes for a in node.all_input_nodes if (v := tensor(a)) is not None)
-    return is_view(node) or value.nbytes <= max(LARGE, MOST_GROWTH * before)
-
-
 # ---- what folding prepares
-
-
-def fold_batch_norms(graph: Graph, frozen: Sequence[int]) -> int:
-    """Convolutions whose channels are then scaled and shifted by constants: done to weight and bias instead."""
-    constants = constant_nodes(graph, frozen)
-    folded = 0
-    for node in list(graph.nodes):
-        if node.target is aten.convolution.default and not node.args[6] and node.args[1] in constants:
-            folded += _fold_channels(node, constants)
-    return folded
-
-
-def _fold_channels(convolution: Node, constants: set[Node]) -> bool:
-    result = tensor(convolution)
-    if result is None or not (convolution.args[2] is None or convolution.args[2] in constants):
-        return False
-    chain, last = [], convolution
-    while (step := _scales_channels(last, result, constants)) is not None:
-        chain.append(step)
-        last = step[0]
-    if not chain:
-        return False
-    x, weight, bias, *others = convolution.args
-    channels = result.shape[1]
-    with convolution.graph.inserting_before(last):
-        for node, target, other in chain:
-            if isinstance(other, Node):
-                other = _call(node, aten.reshape.default, other, [channels])
-            if target in (aten.mul.Tensor, aten.div.Tensor):
-                rows = other
-                if isinstance(other, Node):
-                    rows = _call(node, aten.reshape.default, other, [channels] + [1] * (result.dim() - 1))
-                weight = _call(node, target, weight, rows)
-                bias = None if bias is None else _call(node, target, bias, other)
-            elif bias is not None:
-                bias = _call(node, target, bias, other)
-            elif isinstance(other, Node):
-                bias = other if target is aten.add.Tensor else _call(node, aten.neg.default, other)
-            else:
-                sign = 1 if target is aten.add.Tensor else -1
-                options = {"dtype": result.dtype, "device": result.device}
-                bias = _call(node, aten.full.default, [channels], sign * other, **options)
-        new = convolution.graph.call_function(aten.convolution.default, (x, weight, bias, *others))
-        new.meta = dict(convolution.meta)
-    last.replace_all_uses_with(new)
-    for node in reversed([convolution, *(node for node, _, _ in chain)]):
-        node.graph.erase_node(node)
-    return True
-
-
-def _scales_channels(node: Node, result: Tensor, constants: set[Node]) -> tuple[Node, Any, Any] | None:
-    """The only user, if it adds, subtracts, multiplies or divides by a constant a channel; what and by what."""
-    user = next(iter(node.users), None)
-    if user is None or len(node.users) != 1 or user.kwargs:
-        return None
-    if user.target not in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor):
-        return None
-    first, second = user.args
-    if first is not node:
-        if user.target not in (aten.add.Tensor, aten.mul.Tensor):
-            return None
-        first, second = second, first
-    value = tensor(user)
-    if value is None or value.dtype != result.dtype or value.dim() != result.dim():
-        return None
-    if not all(map(same, value.shape, result.shape)):
-        return None
-    if isinstance(second, Node):
-        by = tensor(second)
-        if second not in constants or by is None or by.dtype != result.dtype:
-            return None
-        shape = (1,) * (result.dim() - by.dim()) + tuple(by.shape)
-        if any(n != 1 for d, n in enumerate(shape) if d != 1) or shape[1] != result.shape[1]:
-            return None
-    return user, user.target, second
-
-
-def _call(like: Node, target: Any, *args: Any, **options: Any) -> Node:
-    """A new node, and the fake value of its result."""
-    node = like.graph.call_function(target, args, options)
-    value = like.meta["val"]
-    arguments = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-    with value.fake_mode:
-        node.meta["val"] = target(*arguments, **options)
-    return node
 
 
 def lay_out_columns(graph: Graph, frozen: Sequence[int]) -> int:
@@ -174,9 +63,9 @@ def lay_out_columns(graph: Graph, frozen: Sequence[int]) -> int:
         if same(value.stride()[0], 1) or is_one(value.shape[0]) or is_one(value.shape[1]):
             continue
         with graph.inserting_before(node):
-            turned = _call(matrix, aten.permute.default, matrix, [1, 0])
-            copied = _call(matrix, aten.clone.default, turned, memory_format=torch.contiguous_format)
-            columns = _call(matrix, aten.permute.default, copied, [1, 0])
+            turned = call(matrix, aten.permute.default, matrix, [1, 0])
+            copied = call(matrix, aten.clone.default, turned, memory_format=torch.contiguous_format)
+            columns = call(matrix, aten.permute.default, copied, [1, 0])
         node.update_arg(PRODUCTS[node.target][1], columns)
         changed += 1
     return changed
@@ -184,6 +73,7 @@ def lay_out_columns(graph: Graph, frozen: Sequence[int]) -> int:
 
 PREPARATIONS: dict[str, Callable[[Graph, Sequence[int]], int]] = {
     "fold_batch_norms": fold_batch_norms,
+    "pack_convolutions": pack_convolutions,
     "lay_out_columns": lay_out_columns,
 }
 FOLDING = (*PREPARATIONS, "fold_constants")
