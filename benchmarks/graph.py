@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from transformers import ResNetConfig, ResNetForImageClassification
 
 import torch_npu
+import torchtitan_npu
 from benchmarks.timing import Contest, Work
 
 GRAPH = "npu graph"
@@ -66,15 +67,26 @@ def capture(work: Work) -> Work:
     return graph.replay
 
 
-def inference(make: Callable[[], nn.Module], inputs: Callable[[], tuple[Tensor, ...]]) -> Callable[[], dict[str, Work]]:
+def inference(
+    make: Callable[[], nn.Module], inputs: Callable[[], tuple[Tensor, ...]], optimized: bool = False
+) -> Callable[[], dict[str, Work]]:
+    """``optimized``: the model on npu has gone through ``torchtitan_npu.optimize``."""
+
     def prepare() -> dict[str, Work]:
         model, args = make().eval(), inputs()
-        npu, npu_args = copy.deepcopy(model).npu(), tuple(a.npu() for a in args)
+        npu_args = tuple(a.npu() for a in args)
+
+        def on_npu() -> nn.Module:
+            module = copy.deepcopy(model).npu()
+            if optimized:
+                torchtitan_npu.optimize(module)
+            return module
+
+        npu, sunk = on_npu(), on_npu()
         torch._dynamo.reset()
         with torch._inductor.config.patch(freezing=True):
             compiled = torch.compile(copy.deepcopy(model))
             compiled(*args)
-        sunk = copy.deepcopy(npu)
 
         def enabled() -> object:
             with torch_npu.enable_graph(strict=True):
@@ -145,10 +157,19 @@ def cases() -> list[Contest]:
             f"decode step, 12 layers of {hidden}", "models", inference(lambda: Decoder(hidden), inputs), aims
         )
 
-    def resnet() -> nn.Module:
-        model = ResNetForImageClassification(ResNetConfig(num_labels=10))
+    def resnet(dtype: torch.dtype = torch.float32) -> nn.Module:
+        model = ResNetForImageClassification(ResNetConfig(num_labels=10)).to(dtype)
         model.config.return_dict = False
         return model
+
+    def image(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        return (torch.randn(1, 3, 224, 224, dtype=dtype),)
+
+    def optimized(dtype: torch.dtype) -> Contest:
+        name = f"ResNet-50 optimized, 1 image, {dtype}".replace("torch.", "")
+        return Contest(
+            name, "models", inference(lambda: resnet(dtype), lambda: image(dtype), optimized=True), {"cpu": 1.35}
+        )
 
     return [
         Contest("1,000 operators on 16 floats", "operators", chain, {}),
@@ -157,7 +178,7 @@ def cases() -> list[Contest]:
         decode(64, {"cpu": 5.0, "inductor": 1.0}),
         decode(128, {"cpu": 3.0, "inductor": 1.0}),
         decode(256, {"cpu": 1.3}),
-        Contest(
-            "ResNet-50 inference, 1 image", "models", inference(resnet, lambda: (torch.randn(1, 3, 224, 224),)), {}
-        ),
+        Contest("ResNet-50 inference, 1 image", "models", inference(resnet, image), {}),
+        optimized(torch.float32),
+        optimized(torch.bfloat16),
     ]
