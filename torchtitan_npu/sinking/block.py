@@ -90,9 +90,9 @@ class enable_graph:
     ``with torch_npu.enable_graph(): y = model(x)``, or ``@torch_npu.enable_graph()`` over a function. A graph stands
     for a module, the shapes, dtypes, strides and devices of its tensor arguments, the values of its other arguments,
     the modes of its submodules (train or eval), grad mode and autocast. The first such call runs as always and is then
-    recorded, for which ``forward`` is executed a second time without effect on any tensor; later ones execute no Python
-    of the model. With gradients enabled, forward and backward are a graph each; without, arguments that come back to
-    the same memory get graphs that work there, for which ``forward`` is executed once more.
+    recorded, for which ``forward`` is executed again without effect on any tensor: once for forward and backward, which
+    are a graph each, or three times without gradients. Later calls execute no Python of the model, but for further
+    recordings where arguments often come back to other memory than that of the first call.
 
     A module that no graph can stand for (hooks, control flow that depends on data, operators that cannot be recorded, a
     ``forward`` that changes attributes, …) runs as always, with one warning that says why.

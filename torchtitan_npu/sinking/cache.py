@@ -150,7 +150,9 @@ def _replay_or_record(
         return recording.replay(call, module, arguments, graphs.watch, options.copy_outputs)
     result = call(*args, **kwargs)
     try:
-        sunk.recordings[number] = Recording(call, module, graphs.watch, arguments, graphs.lanes[number])
+        sunk.recordings[number] = Recording(
+            call, module, graphs.watch, arguments, graphs.lanes[number], options.copy_outputs
+        )
     except CannotSink as why:
         sunk.reason = str(why)
         if options.strict:

@@ -1,8 +1,9 @@
 """Graphs that read the arguments of a call where they lie and write to memory that the caller gets: one launch a call.
 
-Such a graph stands for addresses. In a loop the allocator soon gives arguments the same memory again: addresses that
-are met a second time get a graph. An argument that has a new address in call after call is copied to a place where
-graphs read it. The graphs hold no arguments: whenever a call has these addresses, the caller has the memory.
+Such a graph stands for addresses. Those of the first call get graphs at once. In a loop the allocator soon gives
+arguments the same memory again and again: other addresses that are met often get graphs, too. An argument that has a
+new address in call after call is copied to a place where graphs read it. The graphs hold no arguments: whenever a call
+has these addresses, the caller has the memory.
 """
 
 from collections import OrderedDict
@@ -19,10 +20,13 @@ __all__ = ["InPlaceGraph", "InPlaceGraphs", "Key"]
 Addresses = tuple[int, ...]  # of the arguments; 0: it is copied
 Key = tuple[bool, Addresses]  # whether the results are the caller's to keep
 
-MOST_GRAPHS = 4
-"""Of one recording at a time. A loop that keeps the last result while it makes the next one needs two."""
+MOST_GRAPHS = 6
+"""Of one recording at a time."""
 MOST_WITH_SAME_ADDRESSES = 2
-"""Each has results of its own: a caller that keeps the results of more calls gets copies."""
+"""Each has results of its own. A loop that keeps the last result while it makes the next one needs two; a caller that
+keeps the results of more calls gets copies."""
+OFTEN = 8
+"""Calls with the same addresses from which a capture, which costs about as much as an eager call, is worth it."""
 MOST_CAPTURES = 16
 """Of one recording ever: each executes the module's ``forward`` once more."""
 REMEMBERED = 16
@@ -58,8 +62,8 @@ class InPlaceGraphs:
 
     def __init__(self, arguments: int) -> None:
         self._graphs: list[InPlaceGraph] = []
-        self._seen: OrderedDict[Key, None] = OrderedDict()
-        self._seen_alone: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(arguments)]
+        self._seen: OrderedDict[Key, int] = OrderedDict()
+        self._seen_alone: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(arguments)]
         self._news = [0] * arguments
         self.captures = 0
         self.reason = ""
@@ -72,44 +76,49 @@ class InPlaceGraphs:
             address = argument.data_ptr()
             if self._news[number] > MOST_NEW_ADDRESSES:
                 address = 0
-            elif not _met_before(self._seen_alone[number], address):
+            elif _meetings(self._seen_alone[number], address) == 1:
                 self._news[number] += 1
             found.append(address)
         return tuple(found)
 
-    def find(self, key: Key, record: Callable[[], InPlaceGraph]) -> InPlaceGraph | None:
-        """A graph for these addresses whose results are free; ``record`` makes one when they are met again."""
-        fitting = [g for g in self._graphs if g.key == key]
-        for graph in fitting:
-            if not graph.is_free():
-                continue
-            self._graphs.remove(graph)
-            if graph.is_spent():
-                fitting.remove(graph)
-                break
+    def record(self, record: Callable[[], InPlaceGraph], count: int = 1) -> None:
+        """Adds graphs that ``record`` makes, in place of those that were not used for longest."""
+        for _ in range(count):
+            self.captures += 1
+            try:
+                graph = record()
+            except CannotSink as why:
+                self.reason = str(why)
+                return
+            if len(self._graphs) == MOST_GRAPHS:
+                self._graphs.pop(0)
             self._graphs.append(graph)
+
+    def find(self, key: Key, record: Callable[[], InPlaceGraph]) -> InPlaceGraph | None:
+        """A graph for these addresses whose results are free; ``record`` makes one when they are met often."""
+        graph = self._free(key)
+        if graph is not None or self.reason or self.captures >= MOST_CAPTURES:
             return graph
-        if self.reason or self.captures == MOST_CAPTURES or len(fitting) == MOST_WITH_SAME_ADDRESSES:
-            return None
-        if not _met_before(self._seen, key):
-            return None
-        self.captures += 1
-        try:
-            graph = record()
-        except CannotSink as why:
-            self.reason = str(why)
-            return None
-        if len(self._graphs) == MOST_GRAPHS:
-            self._graphs.pop(0)
-        self._graphs.append(graph)
-        return graph
+        fitting = sum(g.key == key for g in self._graphs)
+        if fitting < MOST_WITH_SAME_ADDRESSES and _meetings(self._seen, key) >= OFTEN:
+            self.record(record)
+            return self._free(key)
+        return None
+
+    def _free(self, key: Key) -> InPlaceGraph | None:
+        for graph in list(self._graphs):
+            if graph.key == key and graph.is_free():
+                self._graphs.remove(graph)
+                if not graph.is_spent():
+                    self._graphs.append(graph)
+                    return graph
+        return None
 
 
-def _met_before(seen: OrderedDict[Any, None], item: Any) -> bool:
-    """And remembers that it is met now."""
-    known = item in seen
-    seen[item] = None
+def _meetings(seen: OrderedDict[Any, int], item: Any) -> int:
+    """How often the item was met lately, with this time."""
+    seen[item] = seen.get(item, 0) + 1
     seen.move_to_end(item)
     if len(seen) > REMEMBERED:
         seen.popitem(last=False)
-    return known
+    return seen[item]

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchtitan_npu.driver import borrow_in_graph, current_stream_handle, npu
 from torchtitan_npu.sinking.capture import PoolId, capture
-from torchtitan_npu.sinking.in_place import InPlaceGraph, InPlaceGraphs, Key
+from torchtitan_npu.sinking.in_place import MOST_WITH_SAME_ADDRESSES, InPlaceGraph, InPlaceGraphs, Key
 from torchtitan_npu.sinking.reasons import CannotSink
 from torchtitan_npu.sinking.signature import _CONSTANTS, Arguments
 from torchtitan_npu.sinking.watch import ModuleWatch, unchanged_attributes
@@ -60,7 +60,10 @@ class _AwaitedBackward:
 class Recording:
     """A signature of a module as graphs in one lane. Raises CannotSink if no graph can stand for the call."""
 
-    def __init__(self, call: Call, module: nn.Module, watch: ModuleWatch, arguments: Arguments, lane: Lane) -> None:
+    def __init__(
+        self, call: Call, module: nn.Module, watch: ModuleWatch, arguments: Arguments, lane: Lane, to_keep: bool
+    ) -> None:
+        """``to_keep``: whether results are the caller's to keep; a replay may ask for either."""
         self.lane = lane
         self.forward_graph = npu.NPUGraph()
         self.backward_graph: Any = None
@@ -81,6 +84,10 @@ class Recording:
             self._record_backward(watch.parameters)
         self.results = [r.detach() for r in self.results]
         self.copies = len(self.inputs) + len(self.results)  # around the forward graph, in the latest replay
+        if self.backward_graph is None:
+            key = to_keep, self.in_place.addresses(arguments.tensors)
+            count = MOST_WITH_SAME_ADDRESSES if to_keep and self.results else 1
+            self.in_place.record(lambda: self._record_in_place(call, module, arguments, key), count)
 
     def _plan_outputs(self, leaves: list[Any], watch: ModuleWatch) -> list["_Output"]:
         inputs = {id(static): n for n, static in enumerate(self.inputs)}
