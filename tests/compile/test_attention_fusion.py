@@ -127,7 +127,39 @@ def changes_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return weights @ v + q
 
 
-@pytest.mark.parametrize("attend", [drops, shows_weights, scales_mask, over_queries, other_size, changes_query])
+def rounds_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.div(q @ k.mT, 0.25, rounding_mode="floor").softmax(-1) @ v
+
+
+def names_arguments(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.matmul(q, other=k.mT).masked_fill(mask=mask < 0, value=-1.0)
+    scores = scores / torch.full(size=(), fill_value=2.0, device=q.device)
+    return torch.matmul(F.softmax(input=scores, dim=-1), other=v)
+
+
+def names_value(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.matmul((q @ k.mT).softmax(-1), other=v)
+
+
+def names_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(mask=mask < 0, value=-1.0).softmax(-1) @ v
+
+
+def names_key(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.matmul(q, other=k.mT).softmax(-1) @ v
+
+
+def names_factor(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / torch.full(size=(), fill_value=2.0, device=q.device), -1) @ v
+
+
+SOMETHING_ELSE = [
+    drops, shows_weights, scales_mask, over_queries, other_size, changes_query, rounds_scores, names_arguments,
+    names_value, names_mask, names_key, names_factor,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attend", SOMETHING_ELSE)
 def test_what_is_something_else(attend: Callable[..., Tensor | tuple[Tensor, Tensor]]) -> None:
     given = tensors(torch.float32)
     with torch.no_grad():

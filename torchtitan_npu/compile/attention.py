@@ -70,10 +70,10 @@ def fuse_attention(module: GraphModule) -> int:
 
 
 def _replace(graph: Graph, softmax: Node) -> None:
-    scores, dim = softmax.args[0], softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim")
-    if not isinstance(scores, Node) or dim not in (-1, 3):
+    (scores,), dim = _positional(softmax, 1), softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim")
+    if dim not in (-1, 3):
         raise _Unlike
-    found = _scores(scores, 1.0)
+    found = _scores(_node(scores), 1.0)
     value, out, between = _product_with_values(softmax)
     found.chain += [softmax, *between, out]
     _require_shapes(found, value, out)
@@ -94,29 +94,41 @@ def _scores(node: Node, scale: float) -> _Found:
     """What the scores are made of. ``scale``: the factor that later nodes give them."""
     if len(node.users) != 1:
         raise _Unlike
-    target, args = node.target, node.args
-    if target in _MATMUL:
-        query, key = args[0], args[1]
-        if not (isinstance(query, Node) and isinstance(key, Node)):
-            raise _Unlike
-        found = _Found(query, key, scale)
-    elif target in _CAST:
-        found = _scores(_node(args[0]), scale)
+    target = node.target
+    if target in _CAST:
+        (cast,) = _positional(node, 1)
+        found = _scores(_node(cast), scale)
+    elif node.kwargs:  # an argument by its name, or an option such as rounding_mode
+        raise _Unlike
+    elif target in _MATMUL:
+        query, key = _positional(node, 2)
+        found = _Found(_node(query), _node(key), scale)
     elif target in _TIMES or target in _OVER:
-        factor = _number(args[1])
-        found = _scores(_node(args[0]), scale * factor if target in _TIMES else scale / factor)
-    elif target in _ADD and scale == 1 and not node.kwargs:
-        found = _with_added(_node(args[0]), _node(args[1]))
+        scores, by = _positional(node, 2)
+        factor = _number(by)
+        found = _scores(_node(scores), scale * factor if target in _TIMES else scale / factor)
+    elif target in _ADD and scale == 1:
+        first, second = _positional(node, 2)
+        found = _with_added(_node(first), _node(second))
     elif target in _MASKED_FILL and scale == 1:
-        found = _scores(_node(args[0]), scale)
-        found.hidden.append((_node(args[1]), _score(args[2]), True))
+        scores, where, value = _positional(node, 3)
+        found = _scores(_node(scores), scale)
+        found.hidden.append((_node(where), _score(value), True))
     elif target is torch.where and scale == 1:
-        found = _scores(_node(args[1]), scale)
-        found.hidden.append((_node(args[0]), _score(args[2]), False))
+        where, scores, value = _positional(node, 3)
+        found = _scores(_node(scores), scale)
+        found.hidden.append((_node(where), _score(value), False))
     else:
         raise _Unlike
     found.chain.append(node)
     return found
+
+
+def _positional(node: Node, count: int) -> tuple[Any, ...]:
+    """The first arguments, if so many are given by their place."""
+    if len(node.args) < count:
+        raise _Unlike
+    return node.args[:count]
 
 
 def _with_added(first: Node, second: Node) -> _Found:
@@ -139,8 +151,10 @@ def _node(argument: Any) -> Node:
 def _number(argument: Any) -> float:
     if isinstance(argument, (int, float)) and argument:
         return float(argument)
-    if isinstance(argument, Node) and argument.target is torch.full and not argument.args[0]:
-        return _number(argument.args[1])
+    if isinstance(argument, Node) and argument.target is torch.full:
+        size, value = _positional(argument, 2)
+        if not size:
+            return _number(value)
     raise _Unlike
 
 
@@ -167,7 +181,8 @@ def _product_with_values(softmax: Node) -> tuple[Node, Node, list[Node]]:
         if user.args[:1] != (node,):
             raise _Unlike
         if user.target in _MATMUL:
-            return _node(user.args[1]), user, between
+            _, value = _positional(user, 2)
+            return _node(value), user, between
         if user.target not in _CAST and not _is_dropout_switched_off(user):
             raise _Unlike
         node = user
