@@ -39,4 +39,8 @@ struct DecodeAttention {
 };
 void decode_attention(const DecodeAttention& arguments);
 
+/// Queries, and rows of queries that share a key, up to which it is faster than blocks of matrix products.
+constexpr int64_t most_decode_queries = 8;
+constexpr int64_t most_decode_rows = 32;
+
 }  // namespace cann_host::kernels

@@ -143,9 +143,9 @@ at::Tensor heads_first(const at::Tensor& tensor, std::string_view layout, int64_
 }
 
 bool decodes(const Attention& a) {
-  constexpr int64_t most_rows = 32;
-  return a.keep == 1 && a.query.numel() > 0 && a.key.numel() > 0 && a.query.size(2) <= 8 &&
-         a.query.size(2) * a.groups() <= most_rows;
+  return a.keep == 1 && a.query.numel() > 0 && a.key.numel() > 0 &&
+         a.query.size(2) <= kernels::most_decode_queries &&
+         a.query.size(2) * a.groups() <= kernels::most_decode_rows;
 }
 
 AttentionResult decode(const Attention& a, const KeyCache& cache) {

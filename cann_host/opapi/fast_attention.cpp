@@ -11,9 +11,7 @@
 namespace cann_host::fast {
 namespace {
 
-constexpr size_t rank = 4;           // batch, heads, sequence, head size
-constexpr int64_t most_queries = 8;  // the kernel's, see decodes() in attention.cpp
-constexpr int64_t most_rows = 32;
+constexpr size_t rank = 4;     // batch, heads, sequence, head size
 constexpr int64_t copies = 8;  // of each statistic of the softmax
 
 /// Four dimensions, something in each, and neighbours in the last one.
@@ -57,8 +55,9 @@ bool attention_of_few_queries(const aclTensor* query, const aclTensor* key, cons
   const int64_t heads = query->sizes[1], queries = query->sizes[2], keys = key->sizes[2];
   const int64_t rows = query->sizes[0] * heads * queries;
   const bool sees_all = sparse_mode == 0, is_causal = sparse_mode == 2 && queries == keys;
-  if ((!sees_all && !is_causal) || queries > most_queries || queries * heads / key->sizes[1] > most_rows ||
-      !is_statistic(maximum, rows) || !is_statistic(sum, rows)) {
+  if ((!sees_all && !is_causal) || queries > kernels::most_decode_queries ||
+      queries * heads / key->sizes[1] > kernels::most_decode_rows || !is_statistic(maximum, rows) ||
+      !is_statistic(sum, rows)) {
     return false;
   }
   std::vector<float> log_sum_exp(rows);

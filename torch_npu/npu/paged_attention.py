@@ -5,6 +5,8 @@ That library is no part of CANN's operators; here its operators are calls of CAN
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -81,20 +83,10 @@ def paged_attention(
     )
 
 
-def _workspace(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    num_kv_heads: int,
-    num_heads: int,
-    scale_value: float,
-    block_table: Tensor,
-    context_lens: Tensor,
-    out: Tensor,
-) -> Tensor:
-    tensors, options = _call(
-        query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens
-    )
+def _workspace(*arguments: Any) -> Tensor:
+    """Takes what :func:`paged_attention` takes, but for its workspace."""
+    *inputs, _out = arguments
+    tensors, options = _call(*inputs)
     return torch.ops.npu._npu_fused_infer_attention_score_get_max_workspace(*tensors, **options)
 
 

@@ -156,7 +156,8 @@ class Recording:
 
     def _replay_forward(self, call: Call, module: nn.Module, arguments: Arguments, copy: bool) -> list[Tensor]:
         given = arguments.tensors
-        key = copy, addresses = copy, self.in_place.addresses(given)
+        addresses = self.in_place.addresses(given)
+        key = copy, addresses
         graph = self.in_place.find(key, lambda: self._record_in_place(call, module, arguments, key))
         with torch.no_grad():
             if graph is not None:
