@@ -150,6 +150,39 @@ def chain() -> dict[str, Work]:
     return {"cpu": work(x, y), "npu eager": npu, GRAPH: capture(npu)}
 
 
+SMALL: dict[str, Callable[..., Tensor]] = {  # of 8 x 8 numbers and rows of 8
+    "add": lambda x, row, indices: x + x,
+    "mm": lambda x, row, indices: x @ x,
+    "linear": lambda x, row, indices: F.linear(x, x, row),
+    "softmax": lambda x, row, indices: torch.softmax(x, -1),
+    "layer_norm": lambda x, row, indices: F.layer_norm(x, (8,), row, row),
+    "gelu": lambda x, row, indices: F.gelu(x),
+    "sum": lambda x, row, indices: x.sum(-1),
+    "cat": lambda x, row, indices: torch.cat([x, x]),
+    "embedding": lambda x, row, indices: F.embedding(indices, x),
+}
+NODES = 1000
+
+
+def nodes(call: Callable[..., Tensor]) -> Callable[[], dict[str, Work]]:
+    """A small operator many times over: a microsecond is a nanosecond of one."""
+
+    def prepare() -> dict[str, Work]:
+        def work(device: str) -> Work:
+            arguments = [t.to(device) for t in (torch.randn(8, 8), torch.randn(8), torch.tensor([1, 2]))]
+
+            def run() -> None:
+                for _ in range(NODES):
+                    call(*arguments)
+
+            return run
+
+        npu = work("npu")
+        return {"cpu": work("cpu"), "npu eager": npu, GRAPH: capture(npu)}
+
+    return prepare
+
+
 def cases() -> list[Contest]:
     def decode(hidden: int, aims: dict[str, float]) -> Contest:
         inputs = lambda: (torch.randn(1, hidden), torch.tensor([3]))  # noqa: E731
@@ -173,6 +206,7 @@ def cases() -> list[Contest]:
 
     return [
         Contest("1,000 operators on 16 floats", "operators", chain, {}),
+        *(Contest(f"{NODES:,} x {name}", "operators", nodes(call), {}) for name, call in SMALL.items()),
         Contest("MLP inference, batch 8", "models", inference(mlp, lambda: (torch.randn(8, 64),)), {}),
         Contest("MLP training step, batch 8", "models", mlp_training, {"cpu": 6.0}, grad=True),
         decode(64, {"cpu": 5.0, "inductor": 1.0}),
