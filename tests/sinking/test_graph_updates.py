@@ -1,11 +1,13 @@
 """Arguments of captured calls that change between replays; functions of the host and looks at tensors inside graphs."""
 
+import math
 import sys
 
 import pytest
 import torch
 
 import torch_npu
+from torch_npu.npu import graphs
 from torch_npu.npu._npugraph_handlers.npugraph_handler import _NPU_GRAPH_OP_HANDLERS
 
 OPTIONS = {"num_heads": 4, "input_layout": "BNSD", "scale": 0.25}
@@ -184,3 +186,14 @@ def test_exceptions_of_host_functions_go_to_the_hook_for_them(monkeypatch):
     torch.npu._launch_host_func(torch.npu.current_stream(), fail, "broken")
     torch.npu.synchronize()
     assert seen == ["KeyError('broken')"]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0, 4), ()])
+def test_tensors_described_by_tuples(shape):
+    tensor = torch.arange(math.prod(shape), dtype=torch.int32).reshape(shape)
+    described = graphs._make_npugraph_tensor_ptr_spec(tensor)
+    assert described == ("host_tensor_ptr", tensor.data_ptr(), tensor.nbytes, shape, torch.int32)
+    buffer = (graphs._NPUGRAPH_TENSOR_BUFFER_SPEC_MARKER, bytearray(tensor.numpy().tobytes()), shape, torch.int32)
+    found, other = graphs._materialize_npugraph_tensor_arg([buffer, "a word"])
+    assert torch.equal(found, tensor)
+    assert other == "a word"

@@ -17,6 +17,10 @@ from torch_npu import _C
 from torch_npu.npu import _npugraph_utils
 from torch_npu.npu import graph_debug as graph_debug
 from torch_npu.npu import paged_attention as paged_attention
+from torch_npu.npu._host_tensor import BUFFER_MARKER as _NPUGRAPH_TENSOR_BUFFER_SPEC_MARKER  # noqa: F401
+from torch_npu.npu._host_tensor import POINTER_MARKER as _NPUGRAPH_TENSOR_PTR_SPEC_MARKER  # noqa: F401
+from torch_npu.npu._host_tensor import from_buffer as _materialize_npugraph_tensor_arg  # noqa: F401
+from torch_npu.npu._host_tensor import pointer_of as _make_npugraph_tensor_ptr_spec  # noqa: F401
 from torch_npu.npu._npugraph_handlers.dispatch import GraphDispatchMode
 from torch_npu.npu.devices import _lazy_init, current_device, synchronize
 from torch_npu.npu.memory import empty_cache, host_empty_cache
