@@ -16,6 +16,12 @@ npu: Any = torch.get_device_module("npu")
 ModuleState: Any = torch_npu._C._ModuleState
 # Addresses(addresses).are_those_of(tensors): whether each tensor of a list lies there; 0 stands for any address.
 Addresses: Any = torch_npu._C._Addresses
+# Lane(): memory that graphs share which never run at the same time. `pool` names it; is_free() says whether no forward
+# in it waits for its backward; order() makes the current stream wait for its last use.
+Lane: Any = torch_npu._C._Lane
+# TrainingGraphs(lane, forward, backward, inputs, results, grad_results, grads): two captured graphs and the memory that
+# they read and write, as one node of autograd. replay(inputs, differentiable, copy) gives the results; launches().
+TrainingGraphs: Any = torch_npu._C._TrainingGraphs
 # keep_in_graph(tensor): the graph that is being captured holds its memory; for kernels launched with addresses.
 keep_in_graph: Any = torch_npu._C._graph_keep
 # borrow_in_graph(tensor): that graph does not hold its memory: the tensor is there whenever the graph is replayed.

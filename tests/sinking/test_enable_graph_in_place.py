@@ -54,32 +54,48 @@ def test_calls_like_the_first_are_one_launch() -> None:
         assert n == 0 or entry().launches == 1
 
 
-def test_new_arguments_in_each_call() -> None:
-    model = net()
-    for _ in range(3 * ENOUGH):
-        with torch_npu.enable_graph(strict=True):
-            y = model(torch.randn(2, 5).npu())
-    assert entry().launches == 1, "their memory is that of the call before"
-    assert y.shape == (2, 3)
+@pytest.mark.parametrize("follow", [False, True])
+def test_arguments_that_alternate_between_other_memory(follow: bool) -> None:
+    runs: list[int] = []
+
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            runs.append(1)
+            return x.sin()
+
+    model, places = Counted(), [torch.randn(2, 5, device="npu") for _ in range(3)]
+    for n in range(4 * ENOUGH):
+        x = places[0 if n == 0 else 1 + n % 2]
+        with torch_npu.enable_graph(strict=True, follow_memory=follow):
+            y = model(x)
+        assert torch.equal(y, x.sin())
+    first = 2 + MOST_WITH_SAME_ADDRESSES
+    if follow:
+        assert len(runs) > first
+        assert entry().launches == 1
+    else:
+        assert len(runs) == first, "later calls execute no Python of the model"
+        assert entry().launches == 3  # the copies of argument and result around the graph
 
 
 def test_blocks_that_keep_results_and_blocks_that_do_not() -> None:
     model, x = net(), torch.randn(2, 5, device="npu")
     want = model(x)
     for n in range(4 * ENOUGH):
-        with torch_npu.enable_graph(strict=True, copy_outputs=n % 3 != 0):
+        with torch_npu.enable_graph(strict=True, copy_outputs=n % 3 != 0, follow_memory=True):
             y = model(x)
         assert torch.equal(y, want)
     assert entry().launches == 1
 
 
-def test_no_result_is_ever_overwritten() -> None:
+@pytest.mark.parametrize("follow", [False, True])
+def test_no_result_is_ever_overwritten(follow: bool) -> None:
     choices = random.Random(3)
     model, kept = net(), []
     reference = copy.deepcopy(model).cpu()
     for _ in range(300):
         x = torch.randn(2, 5)
-        with torch_npu.enable_graph(strict=True):
+        with torch_npu.enable_graph(strict=True, follow_memory=follow):
             y = model(x.npu())
         kept.append((y, reference(x)))
         choices.shuffle(kept)
@@ -111,7 +127,7 @@ def test_an_argument_that_never_stays_is_copied_and_the_others_are_not() -> None
     model, cache, kept = Cached(), torch.randn(5, 7, device="npu"), []
     for n in range(4 * ENOUGH):
         kept.append(torch.full((3, 5), float(n), device="npu"))
-        with torch_npu.enable_graph(strict=True):
+        with torch_npu.enable_graph(strict=True, follow_memory=True):
             y = model(kept[-1], cache)
         assert torch.equal(y, model(kept[-1], cache))
     assert entry().launches == 2

@@ -302,3 +302,31 @@ def test_two_modules_in_one_step() -> None:
         strict=True,
     ):
         assert torch.equal(p.grad, q.grad)
+
+
+def test_second_derivatives_are_refused() -> None:
+    model = nn.Linear(3, 3).npu()
+    x = torch.randn(2, 3, device="npu", requires_grad=True)
+    for _ in range(2):
+        with torch_npu.enable_graph(strict=True):
+            y = model(x)
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
+
+
+def test_a_backward_may_hold_the_graphs_last() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).npu()
+    x, weight = torch.randn(5, 3, device="npu"), model[0].weight
+    for _ in range(2):
+        with torch_npu.enable_graph(strict=True):
+            y = model(x)
+    want = torch.autograd.grad(model(x).sum(), weight)[0]
+    clear_graphs()
+    del model
+    loss = y.sum()
+    del y
+    # In autograd's thread, which does not hold the interpreter's lock.
+    loss.backward()
+    del loss
+    assert torch.equal(weight.grad, want)

@@ -91,8 +91,9 @@ class enable_graph:
     for a module, the shapes, dtypes, strides and devices of its tensor arguments, the values of its other arguments,
     the modes of its submodules (train or eval), grad mode and autocast. The first such call runs as always and is then
     recorded, for which ``forward`` is executed again without effect on any tensor: once for forward and backward, which
-    are a graph each, or three times without gradients. Later calls execute no Python of the model, but for further
-    recordings where arguments often come back to other memory than that of the first call.
+    are a graph each, or three times without gradients. Later calls execute no Python of the model.
+
+    Without gradients, arguments in the memory of the first call are read where they lie; others are copied first.
 
     A module that no graph can stand for (hooks, control flow that depends on data, operators that cannot be recorded, a
     ``forward`` that changes attributes, …) runs as always, with one warning that says why.
@@ -102,15 +103,20 @@ class enable_graph:
         copy_outputs: outputs and gradients are the caller's to keep. False: they are the graph's own memory, which the
             module's next call overwrites; saves copies.
         cache_limit: how many signatures of one module are kept; the least recently used goes first.
+        follow_memory: other memory that arguments come back to eight times gets a graph as well, which reads them
+            there. Saves copies where large arguments move, but a later call then executes ``forward`` once more, 16
+            times at most.
 
     Raises:
         ValueError: ``cache_limit`` is less than 1.
     """
 
-    def __init__(self, *, strict: bool = False, copy_outputs: bool = True, cache_limit: int = 8) -> None:
+    def __init__(
+        self, *, strict: bool = False, copy_outputs: bool = True, cache_limit: int = 8, follow_memory: bool = False
+    ) -> None:
         if cache_limit < 1:
             raise ValueError(f"cache_limit must be 1 or more, but is {cache_limit}")
-        self._options = Options(strict, copy_outputs, cache_limit)
+        self._options = Options(strict, copy_outputs, cache_limit, follow_memory)
         self._outer = threading.local()
 
     def __enter__(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchtitan_npu.driver import npu
+from torchtitan_npu.driver import Lane, npu
 from torchtitan_npu.sinking.reasons import CannotSink, GraphSinkingWarning
-from torchtitan_npu.sinking.recording import Lane, Recording
+from torchtitan_npu.sinking.recording import Recording
 from torchtitan_npu.sinking.signature import Arguments, describe_leaf, flatten, modes
 from torchtitan_npu.sinking.watch import ModuleWatch, require_no_global_hooks
 
@@ -30,6 +30,7 @@ class Options:
     strict: bool
     copy_outputs: bool
     cache_limit: int
+    follow_memory: bool
 
 
 @dataclass
@@ -147,7 +148,7 @@ def _replay_or_record(
     recording = sunk.recordings.get(number)
     if recording is not None:
         sunk.replays += 1
-        return recording.replay(call, module, arguments, graphs.watch, options.copy_outputs)
+        return recording.replay(call, module, arguments, graphs.watch, options.copy_outputs, options.follow_memory)
     result = call(*args, **kwargs)
     try:
         sunk.recordings[number] = Recording(

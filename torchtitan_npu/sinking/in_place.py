@@ -1,9 +1,9 @@
 """Graphs that read the arguments of a call where they lie and write to memory that the caller gets: one launch a call.
 
 Such a graph stands for addresses. Those of the first call get graphs at once. In a loop the allocator soon gives
-arguments the same memory again and again: other addresses that are met often get graphs, too. An argument that has a
-new address in call after call is copied to a place where graphs read it. The graphs hold no arguments: whenever a call
-has these addresses, the caller has the memory.
+arguments the same memory again and again: where ``follow_memory=True`` allows to run ``forward`` again, other addresses
+that are met often get graphs, too, and an argument that has a new address in call after call is copied to a place where
+graphs read it. The graphs hold no arguments: whenever a call has these addresses, the caller has the memory.
 """
 
 from collections import OrderedDict
@@ -69,8 +69,10 @@ class InPlaceGraphs:
         self.reason = ""
         """Why there are none: what their capture raised."""
 
-    def addresses(self, arguments: Sequence[Tensor]) -> Addresses:
-        """What graphs are looked for by."""
+    def addresses(self, arguments: Sequence[Tensor], follow: bool = False) -> Addresses:
+        """What graphs are looked for by; ``follow``: and remembers it."""
+        if not follow:
+            return tuple(a.data_ptr() for a in arguments)
         found = []
         for number, argument in enumerate(arguments):
             address = argument.data_ptr()
@@ -94,10 +96,10 @@ class InPlaceGraphs:
                 self._graphs.pop(0)
             self._graphs.append(graph)
 
-    def find(self, key: Key, record: Callable[[], InPlaceGraph]) -> InPlaceGraph | None:
-        """A graph for these addresses whose results are free; ``record`` makes one when they are met often."""
+    def find(self, key: Key, record: Callable[[], InPlaceGraph] | None = None) -> InPlaceGraph | None:
+        """A graph for these addresses whose results are free; ``record`` may make one when they are met often."""
         graph = self._free(key)
-        if graph is not None or self.reason or self.captures >= MOST_CAPTURES:
+        if graph is not None or record is None or self.reason or self.captures >= MOST_CAPTURES:
             return graph
         fitting = sum(g.key == key for g in self._graphs)
         if fitting < MOST_WITH_SAME_ADDRESSES and _meetings(self._seen, key) >= OFTEN:

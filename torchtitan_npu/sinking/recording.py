@@ -1,6 +1,6 @@
 """One recorded call of a module: its graphs, and the static memory that they read and write."""
 
-import weakref
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,50 +11,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
-from torchtitan_npu.driver import borrow_in_graph, current_stream_handle, npu
-from torchtitan_npu.sinking.capture import PoolId, capture
+from torchtitan_npu.driver import Lane, TrainingGraphs, borrow_in_graph, npu
+from torchtitan_npu.sinking.capture import capture
 from torchtitan_npu.sinking.in_place import MOST_WITH_SAME_ADDRESSES, InPlaceGraph, InPlaceGraphs, Key
 from torchtitan_npu.sinking.reasons import CannotSink
 from torchtitan_npu.sinking.signature import _CONSTANTS, Arguments
 from torchtitan_npu.sinking.watch import ModuleWatch, unchanged_attributes
 
-__all__ = ["Lane", "Recording"]
+__all__ = ["Recording"]
 
 Call = Callable[..., Any]
-
-
-class Lane:
-    """Memory that graphs share which never run at the same time.
-
-    What a forward leaves for its backward lies there as well, so that between the two the lane is taken: another call
-    uses another lane.
-    """
-
-    def __init__(self) -> None:
-        self.pool: PoolId = npu.graph_pool_handle()
-        self.awaits: weakref.ref[_AwaitedBackward] | None = None  # dies when autograd forgets the forward
-        self._stream: torch.Stream | None = None  # that the lane was used on last
-        self._handle: int | None = None  # of it
-
-    def is_free(self) -> bool:
-        awaited = self.awaits() if self.awaits is not None else None
-        return awaited is None or awaited.done
-
-    def order(self) -> None:
-        """Makes the current stream wait for the last use of the lane."""
-        handle = current_stream_handle()
-        if handle == self._handle:
-            return
-        current = npu.current_stream()
-        if self._stream is not None:
-            current.wait_stream(self._stream)
-        self._stream, self._handle = current, handle
-
-
-class _AwaitedBackward:
-    """A forward whose backward may come."""
-
-    done = False
 
 
 class Recording:
@@ -67,6 +33,7 @@ class Recording:
         self.lane = lane
         self.forward_graph = npu.NPUGraph()
         self.backward_graph: Any = None
+        self._training: Any = None  # both graphs as a node of autograd
         with torch.inference_mode(False):
             self.leaves = [_static(leaf) if isinstance(leaf, Tensor) else leaf for leaf in arguments.leaves]
         self.inputs = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
@@ -99,13 +66,19 @@ class Recording:
         wanted = [*(i for i in self.inputs if i.requires_grad), *parameters]
         outputs = [r for r in self.results if r.requires_grad]
         _require_known_leaves(outputs, wanted)
-        self.grad_outputs = [torch.empty_like(r) if r.requires_grad else None for r in self.results]
+        grad_results = [torch.empty_like(r) if r.requires_grad else None for r in self.results]
         self.backward_graph = npu.NPUGraph()
         with _own_autocast_cache(), capture(self.backward_graph, self.lane.pool), _nodes_on_the_capturing_stream():
-            found = torch.autograd.grad(
-                outputs, wanted, [g for g in self.grad_outputs if g is not None], allow_unused=True
-            )
-        self.grad_inputs = [None if g is None else g.detach() for g in found]
+            grads = torch.autograd.grad(outputs, wanted, [g for g in grad_results if g is not None], allow_unused=True)
+        self._training = TrainingGraphs(
+            lane=self.lane,
+            forward=self.forward_graph,
+            backward=self.backward_graph,
+            inputs=[i.detach() for i in self.inputs],
+            results=[r.detach() for r in self.results],
+            grad_results=grad_results,
+            grads=[None if g is None else g.detach() for g in grads],
+        )
 
     # ---- what it costs
 
@@ -119,10 +92,7 @@ class Recording:
 
     def launches_of_replay(self) -> int:
         """Of the latest one: the graphs, and the copies of arguments, results and gradients around them."""
-        launches = len(self.graphs) + self.copies
-        if self.backward_graph is not None:
-            launches += sum(g is not None for g in (*self.grad_outputs, *self.grad_inputs))
-        return launches
+        return 1 + self.copies if self._training is None else self._training.launches()
 
     def peak_bytes(self) -> int:
         """Of the graphs' memory at one time; the backward's comes on top of what the forward leaves for it."""
@@ -138,27 +108,30 @@ class Recording:
 
     # ---- replay
 
-    def replay(self, call: Call, module: nn.Module, arguments: Arguments, watch: ModuleWatch, copy: bool) -> Any:
-        """The outputs of the module for other values of the same signature."""
+    def replay(
+        self, call: Call, module: nn.Module, arguments: Arguments, watch: ModuleWatch, copy: bool, follow: bool
+    ) -> Any:
+        """The outputs of the module for other values of the same signature.
+
+        ``follow``: memory that arguments often come back to may get a graph, for which ``forward`` is executed.
+        """
         given = arguments.tensors
-        self.lane.order()
-        if self.backward_graph is None:
-            results = self._replay_forward(call, module, arguments, copy)
+        if self._training is None:
+            self.lane.order()
+            record = functools.partial(self._record_in_place, call, module, arguments) if follow else None
+            results = self._replay_forward(arguments.tensors, copy, record)
         else:
-            with torch.no_grad():
-                self._copy_in(given, [True] * len(given))
-            # Their values are in the graph already: they are here for autograd to know them.
-            differentiable = [*(v for v in given if v.requires_grad), *watch.parameters]
-            results = _Replay.apply(self, copy, *differentiable)
+            results = self._training.replay(given, [*(v for v in given if v.requires_grad), *watch.parameters], copy)
         remaining = iter(results)
         leaves = [o.value(given, remaining) for o in self.outputs]
         return pytree.tree_unflatten(leaves, self.spec)
 
-    def _replay_forward(self, call: Call, module: nn.Module, arguments: Arguments, copy: bool) -> list[Tensor]:
-        given = arguments.tensors
-        addresses = self.in_place.addresses(given)
+    def _replay_forward(
+        self, given: Sequence[Tensor], copy: bool, record: Callable[[Key], InPlaceGraph] | None
+    ) -> list[Tensor]:
+        addresses = self.in_place.addresses(given, follow=record is not None)
         key = copy, addresses
-        graph = self.in_place.find(key, lambda: self._record_in_place(call, module, arguments, key))
+        graph = self.in_place.find(key, record and functools.partial(record, key))
         with torch.no_grad():
             if graph is not None:
                 self._copy_in(given, [not a for a in addresses])
@@ -199,42 +172,6 @@ class Recording:
             for result, output in zip(results, made, strict=True):
                 result.copy_(output)
         return InPlaceGraph(key, graph, results)
-
-
-class _Replay(torch.autograd.Function):
-    """Forward and backward graph as one node of autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, recording: Recording, copy: bool, *differentiable: Tensor) -> tuple[Tensor, ...]:
-        ctx.recording, ctx.copy = recording, copy
-        ctx.awaited = _AwaitedBackward()
-        recording.lane.awaits = weakref.ref(ctx.awaited)
-        # Lets autograd raise its usual error if one of them is changed before the backward.
-        ctx.save_for_backward(*differentiable)
-        recording.forward_graph.replay()
-        results = [_copied(r) if copy else r.detach() for r in recording.results]
-        recording.copies += len(results) if copy else 0
-        ctx.mark_non_differentiable(*(r for r, g in zip(results, recording.grad_outputs, strict=True) if g is None))
-        return tuple(results)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        recording: Recording = ctx.recording
-        _ = ctx.saved_tensors
-        if ctx.awaited.done:
-            raise RuntimeError(
-                "Trying to backward through a graph of enable_graph() a second time: its backward has overwritten what "
-                "the forward left. Call the module once for each backward, or outside of enable_graph()."
-            )
-        recording.lane.order()
-        for static, grad in zip(recording.grad_outputs, grads, strict=True):
-            if static is not None:
-                static.copy_(grad)
-        recording.backward_graph.replay()
-        ctx.awaited.done = True
-        found = recording.grad_inputs
-        return None, None, *([None if g is None else _copied(g) for g in found] if ctx.copy else found)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ void bind_controls(py::module_& m);
 void bind_random(py::module_& m);
 void bind_fallback(py::module_& m);
 void bind_graph(py::module_& m);
+void bind_training_graphs(py::module_& m);
 void bind_python_line();
 void bind_trace(py::module_& m);
 void bind_module_state(py::module_& m);

@@ -22,13 +22,13 @@ at::GraphCaptureMode capture_mode(const std::string& name) {
       false, "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got ", name);
 }
 
-/// The end of a graph waits for its replays, whose host functions may need the interpreter.
-struct DeleteWithoutGil {
-  void operator()(NPUGraph* graph) const {
-    const py::gil_scoped_release released;
-    delete graph;
-  }
-};
+/// The end of a graph waits for its replays, whose host functions may need the interpreter. Autograd's
+/// threads, which may hold a graph last, do not have it.
+void delete_without_gil(NPUGraph* graph) {
+  std::optional<py::gil_scoped_release> released;
+  if (PyGILState_Check() != 0) released.emplace();
+  delete graph;
+}
 
 /// Groups of tasks in a captured graph that other arguments can be given. A stream crosses as the address of
 /// its handle.
@@ -51,8 +51,11 @@ void bind_task_groups(py::module_& m) {
 }  // namespace
 
 void bind_graph(py::module_& m) {
-  py::class_<NPUGraph, std::unique_ptr<NPUGraph, DeleteWithoutGil>>(m, "_NPUGraph")
-      .def(py::init([](bool keep_graph) { return new NPUGraph(at::GraphImplArgs{keep_graph}); }),
+  py::class_<NPUGraph, std::shared_ptr<NPUGraph>>(m, "_NPUGraph")
+      .def(py::init([](bool keep_graph) {
+             return std::shared_ptr<NPUGraph>(new NPUGraph(at::GraphImplArgs{keep_graph}),
+                                              &delete_without_gil);
+           }),
            py::arg("keep_graph") = false)
       .def(
           "capture_begin",

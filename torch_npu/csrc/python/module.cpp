@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_fallback(m);
   torch_npu::python::bind_memory(m);
   torch_npu::python::bind_graph(m);
+  torch_npu::python::bind_training_graphs(m);
   torch_npu::python::bind_memory_alias(m);
   torch_npu::python::bind_memory_snapshot(m);
   torch_npu::python::bind_mempool(m);
