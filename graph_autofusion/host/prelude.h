@@ -630,13 +630,17 @@ INLINE V fold(V v, Combine combine) {
   for (int half = lanes / 2; half > 0; half /= 2) v = combine(v, __builtin_shuffle(v, lanes_from(half, v)));
   return v;
 }
-/// Folds 16 registers; lane r of the result is the fold of v[r].
-template <class V, class Combine>
+/// Folds 16 registers; lane r of the result is the fold of v[r]. With other arguments `count` of them from
+/// `first` on. Recursion, and no loop, so that the registers never become an array in memory.
+template <int first = 0, int count = lanes, class V, class Combine>
 INLINE V fold_rows(V (&v)[lanes], Combine combine) {
-#pragma GCC unroll 4
-  for (int size = 1; size < lanes; size *= 2) {
-    // Lanes in groups of `size`: each pair of registers becomes one, of which every other group is the
-    // first's.
+  if constexpr (count == 1) {
+    return v[first];
+  } else {
+    // Lanes in groups of `size`: a pair of registers becomes one, of which every other group is the first's.
+    constexpr int size = count / 2;
+    const V a = fold_rows<first, size>(v, combine);
+    const V b = fold_rows<first + size, size>(v, combine);
     const I group = lane_number / size & 1;
     const I low = lane_number - group * size + group * lanes;
     const auto from = [&](I index) {
@@ -646,14 +650,8 @@ INLINE V fold_rows(V (&v)[lanes], Combine combine) {
         return index;
       }
     };
-#pragma GCC unroll 8
-    for (int i = 0; i < lanes; i += 2 * size) {
-      V& a = v[i];
-      const V b = v[i + size];
-      a = combine(__builtin_shuffle(a, b, from(low)), __builtin_shuffle(a, b, from(low + size)));
-    }
+    return combine(__builtin_shuffle(a, b, from(low)), __builtin_shuffle(a, b, from(low + size)));
   }
-  return v[0];
 }
 
 /// `corrected`, and `quotient` in lanes where that is zero, infinite or NaN.

@@ -14,7 +14,7 @@ from graph_autofusion.dtypes import DType
 from graph_autofusion.instructions import INSTRUCTIONS, REDUCTIONS
 from graph_autofusion.launch_words import WordLayout
 from graph_autofusion.program import Node, Parameter, Stride
-from graph_autofusion.schedule import Phase, Schedule
+from graph_autofusion.schedule import LANES, Phase, Schedule
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
 
@@ -32,6 +32,10 @@ _VECTOR = {
     DType.BOOL: "M",
 }  # fmt: skip
 _WRAP = {DType.I16: "wrap_i16", DType.I8: "wrap_i8", DType.U8: "wrap_u8"}
+SHORT_ROW = 128
+"""Elements up to which rows are folded side by side: what they share is loaded once."""
+ROWS_SIDE_BY_SIDE = 8
+"""So many sums hide the latency of an addition. The processor fetches one stream ahead, but not eight unasked."""
 _SCRATCH_ON_STACK = 1 << 18
 
 
@@ -171,24 +175,73 @@ class _HostPrinter:
         for i in first.rows:
             self.put(f"const {self._vector(i)} v{i} = {self._row_block_row(i)};")
         for r in first.reductions:
-            self.put(f"{self._vector(r)} f{r}[lanes] = {{}};")
-        self.open("for (i64 row = 0; row < rows; ++row)")
-        for number, parameter in enumerate(self.program.parameters):
-            stride = self._stride(number, axis)
-            if stride and not parameter.is_output and self._is_tile_parameter(number):
-                self.put(f"{self._pointer_type(parameter)} const r{number} = q{number} + (j + row) * {stride};")
-        self._row_pass(first)
-        for r in first.reductions:
-            self.put(f"f{r}[row] = {self._partial_results(r)};")
-        self.close()
-        for r in first.reductions:
-            vector = self._vector(r)
-            combine = f"[]({vector} a, {vector} b) {{ return {self._combine(r, 'a', 'b')}; }}"
-            self.put(f"const {vector} v{r} = {self._wrapped(r, f'fold_rows(f{r}, {combine})')};")
+            self.put(f"{self._vector(r)} v{r};")
+        if self._has_short_rows(first):
+            length = f"n{self.program.vector}"
+            self.open(f"if (rows == lanes && {length} <= {SHORT_ROW} && {length} % lanes == 0)")
+            self._rows_side_by_side(axis, first)
+            self.close("} else {")
+            self.depth += 1
+            self._rows_one_by_one(axis, first)
+            self.close()
+        else:
+            self._rows_one_by_one(axis, first)
         for i in second.rows:
             self.put(f"const {self._vector(i)} v{i} = {self._row_block_row(i)};")
         for i in second.row_stores:
             self._row_block_store(i, axis)
+
+    def _has_short_rows(self, phase: Phase) -> bool:
+        """Whether 16 rows have their partial results in 16 registers, and leave others for the work."""
+        wide = any(self._vector(i) in ("D", "L") for i in (*phase.tiles, *phase.reductions))
+        return len(phase.reductions) == 1 and not wide and not self.schedule.loop_axes()
+
+    def _rows_side_by_side(self, axis: int, phase: Phase) -> None:
+        (r,) = phase.reductions
+        self.put(f"{self._vector(r)} f{r}[lanes];")
+        self.open("const auto pass = [&](const i64 i, const int row) __attribute__((always_inline))")
+        self.put("const i64 left = lanes;")
+        self._row_pointers(axis)
+        for i in phase.tiles:
+            self.put(f"const {self._vector(i)} v{i} = {self._row_expression(i)};")
+            node = self.program.nodes[i]
+            if node.op == "load" and axis in self.program.varies[i]:
+                ahead = f"r{node.attr} + i + lanes * {self._stride(node.attr, axis)}"
+                self.put(f"__builtin_prefetch({ahead}, 0, 2);  // of the next 16 rows, into the second cache")
+        value = self._name(self.program.nodes[r].args[0])
+        self.put(f"f{r}[row] = {self._wrapped(r, self._combine(r, f'f{r}[row]', value))};")
+        self.close("};")
+        for first in range(0, LANES, ROWS_SIDE_BY_SIDE):
+            rows = range(first, first + ROWS_SIDE_BY_SIDE)
+            self.put(" = ".join(f"f{r}[{row}]" for row in rows) + f" = {self._identity(r)};")
+            self.open(f"for (i64 i = 0; i < n{self.program.vector}; i += lanes)")
+            self.put(" ".join(f"pass(i, {row});" for row in rows))
+            self.close()
+        self._fold_rows(r)
+
+    def _rows_one_by_one(self, axis: int, phase: Phase) -> None:
+        for r in phase.reductions:
+            self.put(f"{self._vector(r)} f{r}[lanes];")
+            self.put(f"for (auto& f : f{r}) f = {self._vector(r)}{{}};")
+        self.open("for (i64 row = 0; row < rows; ++row)")
+        self._row_pointers(axis)
+        self._row_pass(phase)
+        for r in phase.reductions:
+            self.put(f"f{r}[row] = {self._partial_results(r)};")
+        self.close()
+        for r in phase.reductions:
+            self._fold_rows(r)
+
+    def _row_pointers(self, axis: int) -> None:
+        for number, parameter in enumerate(self.program.parameters):
+            stride = self._stride(number, axis)
+            if stride and not parameter.is_output and self._is_tile_parameter(number):
+                self.put(f"{self._pointer_type(parameter)} const r{number} = q{number} + (j + row) * {stride};")
+
+    def _fold_rows(self, r: int) -> None:
+        vector = self._vector(r)
+        combine = f"[]({vector} a, {vector} b) {{ return {self._combine(r, 'a', 'b')}; }}"
+        self.put(f"v{r} = {self._wrapped(r, f'fold_rows(f{r}, {combine})')};")
 
     def _is_tile_parameter(self, number: int) -> bool:
         """Whether elements of the parameter are read in the pass."""

@@ -119,19 +119,30 @@ def test_rows_of_a_transposed_input() -> None:
     np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (3, 5), (16, 16), (37, 100), (100, 37)])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 5), (16, 16), (37, 100), (100, 37), (40, 64), (17, 128), (33, 144)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_vector_times_matrix(sizes: tuple[int, int], threads: int) -> None:
-    """Rows are folded 16 at a time, and their results lie in the lanes."""
+def test_vector_times_matrix(sizes: tuple[int, int], threads: int, dtype: DType) -> None:
+    """Rows are folded 16 at a time, and their results lie in the lanes; short ones side by side."""
     t = TileBuilder("vector_matrix", axes=("n",), reduced=("k",))
-    products = t.load("w", F32) * t.load("x", F32, (ZERO, ONE))
+    products = t.load("w", dtype) * t.load("x", F32, (ZERO, ONE))
     t.store("out", (products.sum() + t.load("b", F32, (ONE, ZERO))).tanh(), F32, (ONE, ZERO))
     program = t.build()
     assert schedule(program).row_axis == 0
     rng = np.random.default_rng(0)
-    inputs = {p.name: random_array(rng, shape_of(p.strides, sizes), F32) for p in program.inputs}
+    inputs = {p.name: random_array(rng, shape_of(p.strides, sizes), p.dtype) for p in program.inputs}
     ((actual, expected),) = run_both(program, sizes, inputs, threads).values()
     np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
+
+
+def test_extremes_of_short_rows() -> None:
+    """NaN and infinity stay in their row."""
+    t = TileBuilder("largest", axes=("n",), reduced=("k",))
+    t.store("out", t.load("x", F32).max(), F32)
+    x = random_array(np.random.default_rng(0), (48, 32), F32)
+    x[5, 31], x[20, 0], x[47] = np.nan, np.inf, -np.inf
+    ((actual, expected),) = run_both(t.build(), x.shape, {"x": x}).values()
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_sequence_of_kernels() -> None:
