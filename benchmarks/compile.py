@@ -62,7 +62,8 @@ class CompileCase:
         if peaks is not None:
             notes["peak memory, MB (inductor)"] = "{:.1f} ({:.1f})".format(*(p / 1e6 for p in peaks))
         if sunk is not None:
-            notes["in enable_graph() (cpu eager / it)"] = f"{seconds['cpu eager'] / sunk:.2f}"
+            for peer in ("cpu eager", "inductor, frozen"):
+                notes[f"in enable_graph() ({peer} / it)"] = f"{seconds[peer] / sunk:.2f}"
         return Result(self.name, self.group, seconds, aims, notes, self.bytes_moved)
 
     def _peaks(self, inductor: Work) -> tuple[int, int]:

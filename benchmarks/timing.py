@@ -14,6 +14,9 @@ from benchmarks.result import Result
 # Short work is repeated until one measurement takes this long: far above the clock's resolution and short enough to
 # fall between two interruptions of a busy machine.
 MEASUREMENT_SECONDS = 2e-3
+# Short work is repeated so long before a measurement: where it matters it runs again and again, and its first calls
+# after other ways have run find the caches full of their data.
+WARM_UP_SECONDS = 10e-3
 LONGEST_CASE_SECONDS = 20.0
 
 Work = Callable[[], object]
@@ -77,8 +80,11 @@ def count_calls(work: Work) -> dict[str, int]:
 
 
 def interleaved(works: dict[str, Work], rounds: int) -> dict[str, float]:
-    """Seconds of one call of each work: the least of ``rounds`` measurements that alternate between them."""
-    repeats = {name: _repeats(work) for name, work in works.items()}
+    """Seconds of one call of each work: the least of ``rounds`` measurements that alternate between them.
+
+    Short work is warmed up before each measurement.
+    """
+    once = {name: _seconds_of_one(work) for name, work in works.items()}
     best = dict.fromkeys(works, float("inf"))
     deadline = time.perf_counter() + LONGEST_CASE_SECONDS
     collecting = gc.isenabled()
@@ -88,7 +94,8 @@ def interleaved(works: dict[str, Work], rounds: int) -> dict[str, float]:
             if done >= 3 and time.perf_counter() > deadline:
                 break
             for name, work in works.items():
-                best[name] = min(best[name], _seconds(work, repeats[name]))
+                _seconds(work, int(WARM_UP_SECONDS / once[name]))
+                best[name] = min(best[name], _seconds(work, max(1, int(MEASUREMENT_SECONDS / once[name]))))
     finally:
         if collecting:
             gc.enable()
@@ -99,10 +106,9 @@ def _seconds(work: Work, repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         work()
-    return (time.perf_counter() - start) / repeats
+    return (time.perf_counter() - start) / max(1, repeats)
 
 
-def _repeats(work: Work) -> int:
+def _seconds_of_one(work: Work) -> float:
     work()
-    once = min(_seconds(work, 1) for _ in range(3))
-    return max(1, int(MEASUREMENT_SECONDS / once))
+    return min(_seconds(work, 1) for _ in range(3))
