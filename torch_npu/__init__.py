@@ -32,7 +32,9 @@ _LAZY_NAMES = {
     "get_npu_format": "torch_npu.formats",
     "get_storage_size": "torch_npu.utils.combine_tensors",
     "graph_report": "torchtitan_npu.sinking",
+    "npu_apply_adam": "torch_npu.composed.optimizers",
     "npu_apply_adam_w": "torch_npu.optim.adam_w",
+    "npu_bert_apply_adam": "torch_npu.composed.optimizers",
     "npu_change_data_ptr": "torch_npu.utils.combine_tensors",
     "print_npugraph_tensor": "torch_npu.npu.graph_debug",
     "save_npugraph_tensor": "torch_npu.npu.graph_debug",
@@ -47,7 +49,7 @@ except ImportError as error:
     _load_error = f"the native library of torch_npu cannot be loaded, so there is no device npu: {error}"
     warnings.warn(_load_error, RuntimeWarning, stacklevel=2)
 else:
-    from torch_npu import npu
+    from torch_npu import composed, npu  # noqa: F401
     from torch_npu._backend import register
     from torch_npu.fallback import (  # noqa: F401
         apply_environment,
@@ -106,6 +108,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"torch_npu.{name}")
     if name in _LAZY_NAMES:
         return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
-    if not name.startswith("__") and hasattr(torch.ops.npu, name):  # docs/npu_operators.md
+    if not name.startswith("__") and hasattr(torch.ops.npu, name):  # docs/npu_operators.md, docs/composed_operators.md
         return getattr(torch.ops.npu, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
