@@ -28,11 +28,13 @@ from benchmarks.timing import Case, Work
 NATIVE, FALLBACK, MODEL, LARGE = 1 / 1.5, 1 / 1.3, 1 / 1.05, 1.0
 
 
-def on(shapes: list[tuple[int, ...]], function: Callable[..., object]) -> Callable[[str], Work]:
-    """Work that calls function with standard normal float32 tensors of the shapes."""
+def on(
+    shapes: list[tuple[int, ...]], function: Callable[..., object], dtype: torch.dtype = torch.float32
+) -> Callable[[str], Work]:
+    """Work that calls function with standard normal tensors of the shapes."""
 
     def prepare(device: str) -> Work:
-        tensors = [torch.randn(shape).to(device) for shape in shapes]
+        tensors = [torch.randn(shape).to(device, dtype) for shape in shapes]
         return lambda: function(*tensors)
 
     return prepare
@@ -104,6 +106,7 @@ def large_operators() -> list[Case]:
         Case("softmax, 16 MiB", "large tensors", on([(4096, 1024)], lambda a: torch.softmax(a, -1)), LARGE),
         Case("matmul chain, 512", "matrices", on([square] * 3, matmul_chain), MODEL),
         Case("matmul chain, 64", "matrices", on([(64, 64)] * 3, matmul_chain), MODEL),
+        Case("matmul chain, 512, float16", "matrices", on([square] * 3, matmul_chain, torch.float16), MODEL),
         Case(
             "attention, 8 heads, 256 tokens",
             "matrices",

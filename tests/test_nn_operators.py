@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_cpu import rounding
-from tolerance import assert_no_worse
+from tolerance import assert_close, assert_no_worse
 
 import torch_npu
 from opspec.table import aten_rows
@@ -142,6 +142,35 @@ def test_matmul(dtype: torch.dtype, rows: int) -> None:
     check(torch.addbmm, r(rows, 3), r(2, rows, 5), r(2, 5, 3))
     check(torch.addr, r(rows, 3), r(rows), r(3))
     check(F.linear, r(2, rows, 5), r(3, 5), r(3), exact=False)
+
+
+@pytest.mark.parametrize("inner", [1, 37, 700])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_float16_products_round_once(inner: int, transposed: bool) -> None:
+    def half(*shape: int) -> torch.Tensor:
+        tensor = torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))).half()
+        return tensor.mT.contiguous().mT if transposed and len(shape) > 1 else tensor
+
+    a, b, a3, b3, bias, c = (
+        half(65, inner),
+        half(inner, 33),
+        half(2, 65, inner),
+        half(2, inner, 33),
+        half(33),
+        half(65, 33),
+    )
+    products: list[Callable[..., torch.Tensor]] = [
+        lambda t: t(a) @ t(b),
+        lambda t: t(a3) @ t(b),
+        lambda t: torch.bmm(t(a3), t(b3)),
+        lambda t: torch.addmm(t(bias), t(a), t(b), beta=0.5, alpha=2),
+        lambda t: t(c.clone()).addmm_(t(a), t(b)),
+        lambda t: torch.baddbmm(t(bias), t(a3), t(b3)),
+        lambda t: torch.addbmm(t(c), t(a3), t(b3)),
+        lambda t: F.linear(t(a3), t(b).mT, t(bias)),
+    ]
+    for product in products:
+        assert_close(product(lambda x: x.npu()), product(lambda x: x.double()))
 
 
 def test_matmul_out_and_inplace() -> None:

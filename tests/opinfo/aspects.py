@@ -6,6 +6,7 @@ first difference.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -79,6 +80,10 @@ def on_cpu(call: Call, sample: SampleInput, **extra: Any) -> Outcome:
         return Outcome(None, raised)
 
 
+def _value(call: Call, sample: SampleInput) -> Any:
+    return call(sample.input, *sample.args, **sample.kwargs)
+
+
 def in_float64(sample: SampleInput) -> SampleInput:
     """The same sample with float64 in place of lower precisions, in tensors and in dtype arguments."""
 
@@ -135,7 +140,7 @@ def inplace(op: OpInfo, dtype: torch.dtype) -> None:
     for sample in samples(op, dtype, FEWER_SAMPLES):
         if sample.broadcasts_input or not isinstance(sample.input, torch.Tensor):
             continue
-        twin = on_npu(op, sample)
+        twin, wide = on_npu(op, sample), in_float64(sample)
         outcome = on_cpu(call, sample)
         if outcome.error is not None:
             _assert_refuses(call, twin, outcome.error)
@@ -144,7 +149,10 @@ def inplace(op: OpInfo, dtype: torch.dtype) -> None:
         result = call(twin.input, *twin.args, **twin.kwargs)
         assert result is twin.input, "the in-place variant returned another tensor"
         assert result.data_ptr() == address or not op.name.startswith("resize"), "the memory moved"
-        assert_same(result, outcome.value, values=values_matter(op, sample), what="in-place result")
+        reference = functools.partial(_value, call, wide)
+        assert_same(
+            result, outcome.value, values=values_matter(op, sample), what="in-place result", reference=reference
+        )
 
 
 def _assert_refuses(call: Call, twin: SampleInput, error: Exception, **extra: Any) -> None:
@@ -178,7 +186,8 @@ def out(op: OpInfo, dtype: torch.dtype) -> None:
             result = op.op(twin.input, *twin.args, **twin.kwargs, out=twin_given)
             for returned, wanted in zip(tensors(result), tensors(twin_given), strict=outcome.value is not None):
                 assert returned is wanted, f"out= ({make.__name__}): another tensor was returned"
-            assert_same(twin_given, given, values=values_matter(op, sample), what=f"out ({make.__name__})")
+            values, reference = values_matter(op, sample), functools.partial(_value, op.op, in_float64(sample))
+            assert_same(twin_given, given, values=values, what=f"out ({make.__name__})", reference=reference)
 
 
 def _out_like(t: torch.Tensor) -> torch.Tensor:

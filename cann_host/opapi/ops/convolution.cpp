@@ -1,16 +1,6 @@
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
-namespace {
-
-/// ATen's float16 convolutions round between the steps, and are slow where the processor has no float16
-/// arithmetic; oneDNN's bfloat16 ones do neither.
-at::Tensor exact(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf ? tensor.to(at::kFloat) : tensor;
-}
-
-}  // namespace
-
 void Convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                  at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                  at::IntArrayRef outputPadding, int64_t groups, at::Tensor& output, int8_t) {

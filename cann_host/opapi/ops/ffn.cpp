@@ -32,7 +32,7 @@ struct Layer {
       if (offset.has_value()) wide = wide + offset->to(at::kFloat);
       y = at::matmul(x.to(at::kFloat), wide * scale->to(at::kFloat));
     } else {
-      y = at::matmul(x.to(weight.scalar_type()), weight).to(at::kFloat);
+      y = at::matmul(exact(x.to(weight.scalar_type())), exact(weight)).to(at::kFloat);
     }
     return bias.has_value() ? y + bias->to(at::kFloat) : y;
   }

@@ -32,7 +32,8 @@ void FusedMatmul(const at::Tensor& x, const at::Tensor& x2, const Optional& bias
               "x3 belongs to fusedOpType add and mul, and to no other; it is '", fusedOpType, "'");
   if (!multiply_few_rows(x, x2, bias, y)) {
     const Placement placement({y});
-    assign(y, at::linear(x, x2.transpose(-1, -2), bias));
+    assign(y, at::linear(exact(x), exact(x2).transpose(-1, -2),
+                         bias.has_value() ? std::optional(exact(*bias)) : bias));
   }
   // The product is in the cache where that pays.
   if (fusedOpType == "relu") {

@@ -101,7 +101,7 @@ struct Products {
       result = of_integers(a, b, group, token_scale, out.scalar_type());
     } else {
       const bool integers = !b.is_floating_point();
-      result = integers ? at::matmul(a.to(at::kFloat), restored(b, group)) : at::matmul(a, b);
+      result = integers ? at::matmul(a.to(at::kFloat), restored(b, group)) : at::matmul(exact(a), exact(b));
       if (const auto added = of_group(bias, group, 1)) result = result + *added;
     }
     result = activated(result, activation);
