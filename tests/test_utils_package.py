@@ -153,3 +153,12 @@ def test_the_device_interface_of_dynamo():
         assert interface.get_raw_stream(0) == stream.npu_stream == interface.current_stream().npu_stream
     assert interface.get_device_properties(0).name == interface.get_compute_capability() == torch.npu.get_device_name()
     assert interface.is_dtype_supported(torch.bfloat16) == torch.npu.is_bf16_supported()
+
+
+def test_overflow_is_in_the_numbers_and_not_in_a_flag():
+    assert torch.npu.utils.npu_check_overflow(torch.tensor([1.0, float("inf")], device="npu"))
+    assert not torch.npu.utils.npu_check_overflow(3.0)
+    with pytest.warns(UserWarning, match="no effect"):
+        torch.npu.utils.clear_npu_overflow_flag()
+    with pytest.raises(RuntimeError, match=r"npu_check_overflow\(tensor\)"):
+        torch.npu.utils.get_npu_overflow_flag()

@@ -1,6 +1,7 @@
 """Small questions about CANN and the device, under the names of torch_npu's module ``torch_npu.npu.utils``."""
 
 import re
+import warnings
 
 import torch
 
@@ -12,8 +13,10 @@ from torch_npu.npu.streams import set_stream as set_stream
 from torch_npu.npu.streams import stream as stream
 
 __all__ = [
+    "clear_npu_overflow_flag",
     "current_blas_handle",
     "get_cann_version",
+    "get_npu_overflow_flag",
     "get_sync_debug_mode",
     "is_support_inf_nan",
     "npu_check_overflow",
@@ -58,6 +61,21 @@ def npu_check_overflow(grad: float | torch.Tensor) -> bool:
     if isinstance(grad, torch.Tensor):
         return not bool(torch.isfinite(grad.float()).all())
     return not abs(grad) < float("inf")
+
+
+def get_npu_overflow_flag() -> bool:
+    """Raises RuntimeError: inf and nan stand where older products saturate and set a flag. Ask npu_check_overflow."""
+    raise RuntimeError(
+        "get_npu_overflow_flag: only products before Ascend910B1 have this flag, and this plug-in does not read it; "
+        f"the device is {torch.npu.get_device_name()}. Ask npu_check_overflow(tensor)"
+    )
+
+
+def clear_npu_overflow_flag() -> None:
+    """Warns: there is no such flag to clear, see get_npu_overflow_flag()."""
+    warnings.warn(
+        "clear_npu_overflow_flag() has no effect: inf and nan are in the tensors, and there is no flag", stacklevel=2
+    )
 
 
 def current_blas_handle() -> None:
