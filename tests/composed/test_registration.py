@@ -26,6 +26,7 @@ def loss(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return y * torch_npu.npu_max(x, 0)[0].sum()
 
 
+@pytest.mark.slow
 def test_is_compiled_with_its_gradient():
     x = torch.randn(4, 6, device="npu", requires_grad=True)
     labels = torch.rand(5, 6, device="npu")

@@ -6,14 +6,19 @@ docs/composed_operators.md lists them.
 """
 
 from torch_npu.composed import (  # noqa: F401
+    attention,
     boxes,
+    convolution,
     dropout,
     losses,
     normalization,
     optimizers,
     quantization,
+    regions,
+    rotated,
     shapes,
     sorting,
+    suppression,
 )
 from torch_npu.composed.registry import Composed, operators
 
