@@ -13,8 +13,16 @@ __all__ = ["peak_bytes"]
 
 
 def peak_bytes(work: Work, device: DeviceType) -> int:
-    """The most that a device's allocator has given out at one time during a call, as PyTorch's profiler sees it."""
+    """The most that a call has asked a device's allocator for at one time, without what that rounds up.
+
+    On the CPU as PyTorch's profiler sees it, on npu by the allocator's statistics.
+    """
     gc.collect()
+    if device == DeviceType.PrivateUse1:
+        torch.npu.reset_peak_memory_stats()
+        before = torch.npu.memory_stats()["requested_bytes.all.current"]
+        work()
+        return torch.npu.memory_stats()["requested_bytes.all.peak"] - before
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         work()

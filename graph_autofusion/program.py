@@ -50,6 +50,7 @@ class Parameter:
         window: a load outside the launch's interval [low, high) along this axis is 0 and touches no memory
             (concatenation, padding); None: all of the axis is there.
         gathered: the load takes an index value, which counts in strides of the launch (embedding).
+        in_place: an output that may lie in the memory of an input that is read at the same indices.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Parameter:
     is_output: bool = False
     window: int | None = None
     gathered: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

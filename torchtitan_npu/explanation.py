@@ -61,7 +61,8 @@ def explain(model: Callable[..., Any], *inputs: Any, **keywords: Any) -> Explana
 def _summary(graph: GraphReport) -> str:
     text = f"launches {graph.operators} -> {graph.launches}; bytes moved {_size(graph.bytes_before)} -> "
     text += _size(graph.bytes_after)
-    return text + f"; intermediates {_size(graph.arena_bytes)} in the arena, {_size(graph.naive_bytes)} apart"
+    text += f"; intermediates {_size(graph.peak_bytes)} ({_size(graph.arena_bytes)} of it an arena)"
+    return text + f" instead of {_size(graph.naive_bytes)}, {graph.in_place} in place"
 
 
 def _size(count: int) -> str:
@@ -94,7 +95,7 @@ def _graph_section(number: int, graph: GraphReport) -> str:
 <h3>Operators that run alone</h3>
 <table><tr><th>operator</th><th>node</th><th>why</th></tr>{alone}</table>
 <h3>Arena</h3>
-{_arena_chart(graph)}
+{_memory_chart(graph)}
 <details><summary>The graph before the passes</summary><pre>{html.escape(graph.graph_before)}</pre></details>
 <details><summary>The graph after the passes</summary><pre>{html.escape(graph.graph_after)}</pre></details>"""
 
@@ -116,16 +117,16 @@ def _bars(graph: GraphReport) -> str:
     return f'<svg width="700" height="100" font-size="12">{"".join(parts)}</svg>'
 
 
-def _arena_chart(graph: GraphReport) -> str:
-    """Each tensor of the arena as a box: steps to the right, offsets upwards."""
-    if not graph.arena:
-        return "<p>No intermediates in an arena.</p>"
-    steps = max(box.last for box in graph.arena) + 1
+def _memory_chart(graph: GraphReport) -> str:
+    """Each intermediate tensor as a box: steps to the right, offsets upwards."""
+    if not graph.memory:
+        return "<p>No kernel writes an intermediate.</p>"
+    steps = max(box.last for box in graph.memory) + 1
     boxes = []
-    for i, box in enumerate(graph.arena):
+    for i, box in enumerate(graph.memory):
         x, width = 640 * box.first / steps, 640 * (box.last - box.first + 1) / steps
-        height = max(200 * box.bytes / max(graph.arena_bytes, 1), 1)
-        y = 200 - 200 * box.offset / max(graph.arena_bytes, 1) - height
+        height = max(200 * box.bytes / max(graph.peak_bytes, 1), 1)
+        y = 200 - 200 * box.offset / max(graph.peak_bytes, 1) - height
         title = f"{box.name}: {_size(box.bytes)} at {box.offset}, steps {box.first} to {box.last}"
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
         boxes.append(f'<rect {place} fill="hsl({i * 47 % 360},50%,65%)"><title>{html.escape(title)}</title></rect>')

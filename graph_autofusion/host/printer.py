@@ -83,7 +83,7 @@ class _HostPrinter:
         for i, parameter in enumerate(program.parameters):
             const = "" if parameter.is_output else "const "
             element = f"{const}{_ELEMENT[parameter.dtype]}*"
-            restrict = " __restrict" if parameter.is_output else ""
+            restrict = " __restrict" if parameter.is_output and not parameter.in_place else ""
             self.put(f"{element}{restrict} const p{i} = ({element})w[{i}];")
         self._units()
         self.close()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tolerance import assert_close
 from torch import nn
 
-from torchtitan_npu.compile.memory import ALIGNMENT, Lifetime, plan_arena
+import torchtitan_npu.compile
+from torchtitan_npu.compile.memory import ALIGNMENT, LARGEST_IN_ARENA, Lifetime, plan_arena, plan_memory
 
 lifetimes = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -35,6 +36,44 @@ def test_memory_is_used_again() -> None:
     plan = plan_arena([Lifetime(1000, i, i + 1) for i in range(10)])
     assert plan.bytes == 2 * 1024
     assert plan.naive_bytes == 10 * 1024
+
+
+def test_large_tensors_are_not_in_the_arena() -> None:
+    large = LARGEST_IN_ARENA + 1
+    plan = plan_memory([Lifetime(large, 0, 1), Lifetime(100, 0, 2), Lifetime(large, 1, 2), Lifetime(large, 2, 3)])
+    assert plan.arena_bytes == 128
+    assert plan.bytes - 128 == 2 * (plan.naive_bytes - 128) // 3
+    assert plan.offsets[1] == 0
+    assert min(plan.offsets[0], *plan.offsets[2:]) == 128
+
+
+def gelu_between_products(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x @ w) @ v
+
+
+def test_a_large_result_takes_the_place_of_its_operand() -> None:
+    torchtitan_npu.compile.reset()
+    x, w, v = torch.randn(300, 16), torch.randn(16, 400), torch.randn(400, 8)
+    compiled = torch.compile(gelu_between_products, backend="npu", options={"sink": False}, dynamic=False)
+    for _ in range(2):
+        torch.npu.reset_peak_memory_stats()
+        before = torch.npu.memory_allocated()
+        assert_close(compiled(x.npu(), w.npu(), v.npu()), gelu_between_products(x, w, v), terms=400)
+        assert torch.npu.max_memory_allocated() - before < 1.5 * 300 * 400 * 4
+    (report,) = torchtitan_npu.compile.reports()
+    assert (report.in_place, report.naive_bytes) == (1, 300 * 400 * 4)
+
+
+def test_an_operand_that_lives_on_keeps_its_place() -> None:
+    def twice(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        product = x @ w
+        return (torch.sigmoid(product) @ v).sum() + (product @ v).sum()
+
+    torchtitan_npu.compile.reset()
+    x, w, v = torch.randn(300, 16), torch.randn(16, 400), torch.randn(400, 8)
+    compiled = torch.compile(twice, backend="npu", options={"sink": False})
+    assert_close(compiled(x.npu(), w.npu(), v.npu()), twice(x.double(), w.double(), v.double()), terms=1000)
+    assert torchtitan_npu.compile.reports()[-1].in_place == 0
 
 
 class Chain(nn.Module):

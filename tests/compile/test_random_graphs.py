@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tolerance import assert_close
 from torch import Tensor
 
-from torchtitan_npu.compile import fallbacks
+from torchtitan_npu.compile import fallbacks, memory
 
 UNARY = [torch.tanh, torch.sigmoid, torch.sin, torch.nn.functional.gelu, torch.nn.functional.silu, torch.neg, torch.erf]
 BINARY = [torch.add, torch.sub, torch.mul]
@@ -57,25 +57,33 @@ GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "40"))
 
 graphs = {
     "steps": random_steps(), "shape": st.sampled_from([(3, 5), (2, 3, 17), (1, 33)]), "seed": st.integers(0, 3),
+    "arena": st.booleans(),
 }  # fmt: skip
 common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "phases": [Phase.generate]}
 
 
 @settings(max_examples=4, derandomize=True, **common)
 @given(**graphs)
-def test_some_graphs(steps: list[tuple[str, int, int, int]], shape: tuple[int, ...], seed: int) -> None:
-    check(steps, shape, seed)
+def test_some_graphs(steps: list[tuple[str, int, int, int]], shape: tuple[int, ...], seed: int, arena: bool) -> None:
+    check(steps, shape, seed, arena)
 
 
 @pytest.mark.slow
 @settings(max_examples=GRAPHS, derandomize=GRAPHS <= 40, **common)
 @given(**graphs)
-def test_many_graphs(steps: list[tuple[str, int, int, int]], shape: tuple[int, ...], seed: int) -> None:
-    check(steps, shape, seed)
+def test_many_graphs(steps: list[tuple[str, int, int, int]], shape: tuple[int, ...], seed: int, arena: bool) -> None:
+    check(steps, shape, seed, arena)
 
 
-def check(steps: list[tuple[str, int, int, int]], shape: tuple[int, ...], seed: int) -> None:
-    """The plan's first run, and replays of it on other numbers."""
+def check(steps: list[tuple[str, int, int, int]], shape: tuple[int, ...], seed: int, arena: bool) -> None:
+    """The plan's first run, and replays of it on other numbers; without an arena intermediates are treated as large."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not arena:
+            patch.setattr(memory, "LARGEST_IN_ARENA", 0)
+        compare(steps, shape, seed)
+
+
+def compare(steps: list[tuple[str, int, int, int]], shape: tuple[int, ...], seed: int) -> None:
     torch._dynamo.reset()
     function = torch.compile(lambda x, y: run(steps, [y.expand(x.shape) + x * 0, x]), backend="npu")
     for repeat in range(3):

@@ -7,7 +7,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from graph_autofusion.program import TileProgram
 from graph_autofusion.sequence import pack_sequence, sequence_function
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.group import Group, Lowered, TensorUse, is_view, lower_group, tensor_of
-from torchtitan_npu.compile.memory import ArenaPlan, Lifetime, plan_arena
+from torchtitan_npu.compile.memory import Lifetime, MemoryPlan, is_large, plan_memory
 
 _kernels: dict[str, HostKernel] = {}
 _kernels_lock = threading.Lock()
@@ -49,8 +49,9 @@ class PlanInstance:
     run: Callable[[list[Any], int], tuple[Any, ...]]
     launches: list[Launch]
     constants: list[torch.Tensor]  # that kernels read or write by address: the arena
-    arena: ArenaPlan
-    lifetimes: list[tuple[str, Lifetime]] = field(default_factory=list)  # of the arena's tensors, by node
+    memory: MemoryPlan
+    lifetimes: list[tuple[str, Lifetime]] = field(default_factory=list)  # of the planned tensors, by node
+    in_place: int = 0  # results that lie in the memory of an operand
 
 
 def write_instance(
@@ -110,6 +111,7 @@ class _InstanceWriter:
         self.inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.used = self._nodes_used_from_python()
         self.last = self._last_uses()
+        self.in_place = self._in_place() if with_arena else {}
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
         self.globals: dict[str, Any] = {"empty_strided": torch.empty_strided, "laid_out": laid_out}
@@ -133,7 +135,9 @@ class _InstanceWriter:
         self.lines.append(f"  return {self._text(tuple(self.output.args[0]))}")
         source = "\n".join(self.lines) + "\n"
         exec(compile(source, "<npu plan>", "exec"), self.globals)
-        return PlanInstance(source, self.globals["run"], self.launches, list(self.fixed.values()), plan, lifetimes)
+        return PlanInstance(
+            source, self.globals["run"], self.launches, list(self.fixed.values()), plan, lifetimes, len(self.in_place)
+        )
 
     def _compile_kernels(self) -> None:
         """All kernels that are new, side by side: most of the time is the compiler's."""
@@ -179,27 +183,75 @@ class _InstanceWriter:
                 escaping |= {memory_of(a) for a in node.all_input_nodes}
         return escaping
 
-    def _plan_memory(self) -> tuple[ArenaPlan, list[tuple[str, Lifetime]]]:
-        """Places what kernels write and nobody outside reads into one arena, which stays."""
-        if not self.with_arena:
-            return plan_arena([]), []
+    def _in_place(self) -> dict[Node, Node]:
+        """Large results of elementwise kernels, and the operand of the same layout that dies there.
+
+        The kernels of these are told, as others count on results that overlap nothing.
+        """
         escaping = self._escaping()
-        nodes, lifetimes = [], []
+        found: dict[Node, Node] = {}
         for position, step in enumerate(self.partition.steps):
+            if not isinstance(step, Group) or step.reduced is not None:
+                continue
+            lowered = self.lowered[step.number]
+            dying = [n for n in dict.fromkeys(memory_of(u.node) for u in lowered.uses) if self.last[n] == position]
+            parameters = list(lowered.program.parameters)
+            for number, use in enumerate(lowered.uses):
+                if not parameters[number].is_output or use.node in escaping or not self._is_large(use.node):
+                    continue
+                for node in dying:
+                    if node not in escaping and node not in found.values() and self._gives_memory(node, use, lowered):
+                        found[use.node] = node
+                        parameters[number] = replace(parameters[number], in_place=True)
+                        break
+            program = replace(lowered.program, parameters=tuple(parameters))
+            self.lowered[step.number] = replace(lowered, program=program)
+        return found
+
+    def _gives_memory(self, node: Node, result: TensorUse, lowered: Lowered) -> bool:
+        """Whether a kernel may write a result over a tensor of the plan that it reads."""
+        mine, theirs = tensor_of(node), tensor_of(result.node)
+        uses = [u for u in lowered.uses if memory_of(u.node) is node]
+        return (
+            node is not result.node
+            and node.op == "call_function"
+            and _gives_new_memory(node)
+            and not any(may_alias(user) for user in node.users)
+            and [(u.node, u.strides) for u in uses] == [(node, result.strides)]
+            and mine.dtype == theirs.dtype
+            and self._numbers((*mine.shape, *mine.stride())) == self._numbers((*theirs.shape, *theirs.stride()))
+        )
+
+    def _is_large(self, node: Node) -> bool:
+        return is_large(self._bytes(node))
+
+    def _plan_memory(self) -> tuple[MemoryPlan, list[tuple[str, Lifetime]]]:
+        """Places what kernels write and nobody outside reads; small tensors into one arena, which stays."""
+        escaping = self._escaping()
+        lifetimes: dict[Node, Lifetime] = {}
+        for position, step in enumerate(self.partition.steps) if self.with_arena else ():
             for node in self.stored[step.number] if isinstance(step, Group) else ():
-                if node not in escaping:
-                    nodes.append(node)
-                    lifetimes.append(Lifetime(self._bytes(node), position, self.last[node]))
-        plan = plan_arena(lifetimes)
-        if nodes:
-            device = tensor_of(nodes[0]).device
-            arena = torch.empty(plan.bytes, dtype=torch.uint8, device=device)
-            for node, offset in zip(nodes, plan.offsets, strict=True):
-                tensor, size = tensor_of(node), self._bytes(node)
-                flat = arena[offset : offset + size].view(tensor.dtype)
-                self.fixed[node] = flat.as_strided(self._numbers(tensor.shape), self._numbers(tensor.stride()))
-                self.names[node] = self._constant(self.fixed[node])
-        return plan, [(n.name, t) for n, t in zip(nodes, lifetimes, strict=True)]
+                if node in escaping:
+                    continue
+                source = self.in_place.get(node)
+                if source is None:
+                    lifetimes[node] = Lifetime(self._bytes(node), position, self.last[node])
+                while source is not None:  # the first of several in one place lives as long as the last
+                    if source in lifetimes:
+                        lifetimes[source] = replace(lifetimes[source], last=self.last[node])
+                    source = self.in_place.get(source)
+        plan = plan_memory(list(lifetimes.values()))
+        if plan.arena_bytes:
+            device = tensor_of(next(iter(lifetimes))).device
+            arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+            for node, offset in zip(lifetimes, plan.offsets, strict=True):
+                if not self._is_large(node):
+                    tensor, size = tensor_of(node), self._bytes(node)
+                    flat = arena[offset : offset + size].view(tensor.dtype)
+                    self.fixed[node] = flat.as_strided(self._numbers(tensor.shape), self._numbers(tensor.stride()))
+                    self.names[node] = self._constant(self.fixed[node])
+        in_place = sum(map(self._bytes, self.in_place))
+        return replace(plan, naive_bytes=plan.naive_bytes + in_place), [(n.name, t) for n, t in lifetimes.items()]
 
     def _numbers(self, sizes: Sequence[Any]) -> tuple[int, ...]:
         return tuple(self.number_of(n) for n in sizes)
@@ -217,18 +269,21 @@ class _InstanceWriter:
         lines: list[str] = []
         waiting: list[Group] = []
         for position, step in enumerate(self.partition.steps):
-            if isinstance(step, Group):
-                lowered = self.lowered[step.number]
-                if kernel_of(lowered.program).blocks(lowered.sizes, self.threads) > 1:
-                    lines += self._launch(waiting) + self._launch([step])
-                    waiting = []
-                else:
-                    waiting.append(step)
+            if isinstance(step, Group) and not self._is_worth_a_launch(step):
+                waiting.append(step)
+            elif isinstance(step, Group):
+                lines += self._launch(waiting) + self._launch([step]) + self._deletions(position)
+                waiting = []
             elif step.op == "get_attr" or not is_view(step) or step in self.used:
                 lines += self._launch(waiting) + self._call(step)
                 waiting = []
                 lines += self._deletions(position)
         return lines + self._launch(waiting)
+
+    def _is_worth_a_launch(self, group: Group) -> bool:
+        """Whether a kernel is large enough for two threads, so that its launch costs nothing beside it."""
+        lowered = self.lowered[group.number]
+        return kernel_of(lowered.program).blocks(lowered.sizes, max(2, self.threads)) > 1
 
     def _deletions(self, position: int) -> list[str]:
         """Forgets tensors of Python that no later step needs."""
@@ -270,6 +325,10 @@ class _InstanceWriter:
 
     def _allocate(self, node: Node) -> list[str]:
         if node in self.fixed:
+            return []
+        if node in self.in_place:
+            self.names[node] = self.names[self.in_place[node]]
+            self.forgotten.add(self.in_place[node])
             return []
         tensor = tensor_of(node)
         name = self.names[node] = f"v{len(self.names)}"

@@ -1,4 +1,4 @@
-"""The arena of a plan: where its intermediate tensors lie in one piece of memory."""
+"""Where the intermediate tensors of a plan lie: small ones in an arena, large ones where the allocator has room."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
+LARGEST_IN_ARENA = 1 << 18
+"""Bytes. An arena stays between runs, and while a backward's gradients pile up; a large tensor is there only in its
+time, which costs a microsecond that its kernel does not notice."""
+
+
+def is_large(size: int) -> bool:
+    """Whether a tensor of so many bytes has memory only in its time."""
+    return size > LARGEST_IN_ARENA
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,33 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> ArenaPlan:
         placed.append(i)
     total = max((o + _aligned(t.bytes) for o, t in zip(offsets, lifetimes, strict=True)), default=0)
     return ArenaPlan(tuple(offsets), total, sum(_aligned(t.bytes) for t in lifetimes))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """All tensors of a plan, in the order they were given.
+
+    Attributes:
+        offsets: of small ones in the arena; of large ones above it, where a first fit would put them.
+        arena_bytes: what stays between runs.
+        bytes: the arena and the most that large tensors take at one time.
+        naive_bytes: all tensors together.
+    """
+
+    offsets: tuple[int, ...]
+    arena_bytes: int
+    bytes: int
+    naive_bytes: int
+
+
+def plan_memory(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
+    """Small tensors in an arena, large ones apart."""
+    large = [is_large(t.bytes) for t in lifetimes]
+    arena = plan_arena([t for t, apart in zip(lifetimes, large, strict=True) if not apart])
+    above = plan_arena([t for t, apart in zip(lifetimes, large, strict=True) if apart])
+    low, high = iter(arena.offsets), iter(above.offsets)
+    offsets = tuple(arena.bytes + next(high) if apart else next(low) for apart in large)
+    return MemoryPlan(offsets, arena.bytes, arena.bytes + above.bytes, arena.naive_bytes + above.naive_bytes)
 
 
 def _aligned(size: int) -> int:

@@ -20,7 +20,7 @@ from graph_autofusion.host.launcher import runtime
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.instance import PlanInstance, write_instance
 from torchtitan_npu.compile.passes import is_written
-from torchtitan_npu.compile.report import ArenaBox, GraphReport, Sinking
+from torchtitan_npu.compile.report import GraphReport, MemoryBox, Sinking
 from torchtitan_npu.compile.sizes import SizeReader
 from torchtitan_npu.compile.sunk import SunkPlan
 from torchtitan_npu.driver import count_in_graph, current_stream_handle, keep_in_graph, npu
@@ -78,7 +78,7 @@ class Plan:
             resolver = self._sizes.resolver(key)
             instance = write_instance(self.module, self.partition, self.threads, resolver, with_arena=not key)
             self.instances[key] = instance
-            self._note_arena(instance)
+            self._note_memory(instance)
             if self.sink:
                 self._plan_to_sink(instance, key)
         return instance
@@ -92,11 +92,12 @@ class Plan:
         written = [i for i, n in enumerate(inputs) if is_written(n)]
         self._sunk = SunkPlan(instance.run, written, self.report.sinking)
 
-    def _note_arena(self, instance: PlanInstance) -> None:
+    def _note_memory(self, instance: PlanInstance) -> None:
         """For the report of the graph."""
-        plan = instance.arena
-        self.report.arena_bytes, self.report.naive_bytes = plan.bytes, plan.naive_bytes
-        self.report.arena = [
-            ArenaBox(name, offset, life.bytes, life.first, life.last)
+        plan = instance.memory
+        self.report.arena_bytes, self.report.naive_bytes = plan.arena_bytes, plan.naive_bytes
+        self.report.peak_bytes, self.report.in_place = plan.bytes, instance.in_place
+        self.report.memory = [
+            MemoryBox(name, offset, life.bytes, life.first, life.last)
             for (name, life), offset in zip(instance.lifetimes, plan.offsets, strict=True)
         ]

@@ -33,8 +33,8 @@ class Unfused:
 
 
 @dataclass(frozen=True)
-class ArenaBox:
-    """A tensor of the arena: where it lies and in which steps of the plan it lives."""
+class MemoryBox:
+    """An intermediate tensor: where it lies (if it is large, above the arena) and in which steps it lives."""
 
     name: str
     offset: int
@@ -72,7 +72,11 @@ class GraphReport:
     Attributes:
         bytes_before: what the operators would read and write one by one, for the sizes of the example inputs.
         bytes_after: what kernels and operators read and write.
-        arena, arena_bytes, naive_bytes: known once the graph has run.
+        memory: intermediate tensors that kernels write; known once the graph has run, as is what follows.
+        arena_bytes: of small ones, which stay between runs.
+        peak_bytes: of all of them at one time.
+        naive_bytes: of all, if each had memory of its own.
+        in_place: how many lie in the memory of an operand that dies.
         sinking: None if it is not asked for.
     """
 
@@ -85,9 +89,11 @@ class GraphReport:
     graph_after: str = ""
     bytes_before: int = 0
     bytes_after: int = 0
-    arena: list[ArenaBox] = field(default_factory=list)
+    memory: list[MemoryBox] = field(default_factory=list)
     arena_bytes: int = 0
+    peak_bytes: int = 0
     naive_bytes: int = 0
+    in_place: int = 0
     sinking: Sinking | None = None
 
     @property
