@@ -6,6 +6,7 @@ import warnings
 import torch
 
 from torch_npu import _C
+from torch_npu.npu.devices import get_device_name
 from torch_npu.npu.devices import get_soc_version as get_soc_version
 from torch_npu.npu.devices import synchronize as synchronize
 from torch_npu.npu.streams import StreamContext as StreamContext
@@ -67,7 +68,7 @@ def get_npu_overflow_flag() -> bool:
     """Raises RuntimeError: inf and nan stand where older products saturate and set a flag. Ask npu_check_overflow."""
     raise RuntimeError(
         "get_npu_overflow_flag: only products before Ascend910B1 have this flag, and this plug-in does not read it; "
-        f"the device is {torch.npu.get_device_name()}. Ask npu_check_overflow(tensor)"
+        f"the device is {get_device_name()}. Ask npu_check_overflow(tensor)"
     )
 
 
