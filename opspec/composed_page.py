@@ -13,6 +13,7 @@ from itertools import groupby
 from opspec.page import write_or_check
 from opspec.table import ROOT
 from torch_npu.composed import Composed, operators
+from torch_npu.contrib import function, module
 
 PAGE = ROOT.parent / "docs" / "composed_operators.md"
 
@@ -41,6 +42,11 @@ print(f"{{loss.item():.4f}}", torch_npu.npu_pad(logits.grad, [1, 0]).shape)
   and what was expected.
 * *opaque* ones are one node of compiled graphs and have no gradient.
 * [npu_operators.md](npu_operators.md) lists the operators that CANN has.
+
+Functions and layers of Ascend's plug-in that are built from them, under its names:
+
+* `torch_npu.contrib.function`: {functions}
+* `torch_npu.contrib.module`: {layers}
 """
 
 
@@ -57,7 +63,9 @@ def _lines(subject: str, members: Iterator[Composed]) -> Iterator[str]:
 
 def page() -> str:
     """The text of `docs/composed_operators.md`."""
-    text = HEAD.format(count=len(operators))
+    names = {"functions": function.__all__, "layers": module.__all__}
+    lists = {key: ", ".join(f"`{name}`" for name in value) for key, value in names.items()}
+    text = HEAD.format(count=len(operators), **lists)
     for subject, members in groupby(sorted(operators, key=lambda op: op.subject), key=lambda op: op.subject):
         text += "".join(_lines(subject, members))
     return text

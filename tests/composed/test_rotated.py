@@ -89,6 +89,8 @@ def test_special_overlaps(device, angle):
     assert torch_npu.npu_rotated_overlaps(box, apart).item() == 0
     empty = box * torch.tensor([1.0, 1, 0, 0, 1], device=device)
     assert torch_npu.npu_rotated_iou(empty, empty).item() == 0
+    flipped = box * torch.tensor([1.0, 1, -1, 1, 1], device=device)
+    assert torch_npu.npu_rotated_iou(box, flipped).item() == 0
 
 
 @DEVICES

@@ -116,7 +116,9 @@ def rotated_iou(
     v_threshold: float = 0.0,
     e_threshold: float = 0.0,
 ) -> Tensor:
-    """npu_rotated_overlaps over the area of both boxes together (mode 0) or that of self (1); 0 for boxes without area.
+    """npu_rotated_overlaps over the area of both boxes together (mode 0) or that of self (1).
+
+    It is 0 with a box whose area is not positive.
 
     Raises:
         NotImplementedError: for is_cross=False and thresholds, whose results are not documented.
@@ -133,7 +135,7 @@ def rotated_iou(
 
 
 def overlap(a: Rectangles, b: Rectangles, of_first: bool = False) -> Tensor:
-    """The common areas over those of both together, or of the first."""
+    """The common areas over those of both together, or of the first; 0 with a box without a positive area."""
     common = common_area(a, b)
     whole = (a.area if of_first else a.area + b.area - common).expand_as(common)
-    return torch.where(whole > 0, common / whole, 0)
+    return torch.where((a.area > 0) & (b.area > 0), common / whole, 0)
