@@ -260,9 +260,9 @@ class TileBuilder:
         self._scalars.append(dtype)
         return self._node("scalar", (), dtype, len(self._scalars) - 1)
 
-    def index(self, axis: int) -> Value:
-        """The int64 index along an axis."""
-        return self._node("index", (), I64, axis)
+    def index(self, axis: int, dtype: DType = I64) -> Value:
+        """The index along an axis; int32 takes half the registers, where the axis is known to be short enough."""
+        return self._node("index", (), dtype, axis)
 
     def cast(self, value: Value, dtype: DType) -> Value:
         """Converts; to float16 and bfloat16 it rounds, and the value goes on in float32."""

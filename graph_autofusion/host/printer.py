@@ -281,7 +281,7 @@ class _HostPrinter:
         """A value of the rows: lanes lie along them."""
         node = self.program.nodes[i]
         if node.op == "index" and node.attr == self.schedule.row_axis:
-            return "splat(j) + to_L(lane_number)"
+            return "splat((int)j) + lane_number" if node.dtype is DType.I32 else "splat(j) + to_L(lane_number)"
         if node.op != "load":
             return self._expression(i)
         address, stride = self._row_address(node.attr)
@@ -446,7 +446,7 @@ class _HostPrinter:
         if node.op == "scalar":
             return self._scalar(node)
         if node.op == "index":
-            return self._index(node.attr)
+            return self._index(node.attr, node.dtype)
         args = [self._name(a) for a in node.args]
         if node.op == "cast":
             return _cast(args[0], self.program.nodes[node.args[0]].dtype, node)
@@ -458,7 +458,9 @@ class _HostPrinter:
             return f"splat(({_ELEMENT[node.dtype]})__builtin_bit_cast(double, {word}))"
         return f"splat(({_ELEMENT[node.dtype] if node.dtype is DType.I64 else 'int'}){word})"
 
-    def _index(self, axis: int) -> str:
+    def _index(self, axis: int, dtype: DType) -> str:
+        if dtype is DType.I32:
+            return "splat((int)i) + lane_number" if axis == self.program.vector else f"splat((int)i{axis})"
         return "splat(i) + to_L(lane_number)" if axis == self.program.vector else f"splat(i{axis})"
 
     # ---- memory
@@ -513,7 +515,10 @@ class _HostPrinter:
         low, high = f"w[{words[0]}]", f"w[{words[1]}]"
         if parameter.window == self.program.vector:
             end = f"({high} - i < left ? {high} - i : left)"
-            return f"load_{parameter.dtype.value}(window({address}, {stride or '0'}, {low} - i, {end}).lane, lanes)"
+            cut = f"load_{parameter.dtype.value}(window({address}, {stride or '0'}, {low} - i, {end}).lane, lanes)"
+            all_there = f"i >= {low} && i + left <= {high}"
+            nothing = f"i + left <= {low} || i >= {high} ? {_VECTOR[parameter.dtype.compute]}{{}}"
+            return f"({all_there} ? {self._plain_load(parameter, address, stride)} : {nothing} : {cut})"
         inside = f"i{parameter.window} >= {low} && i{parameter.window} < {high}"
         return f"({inside} ? {self._plain_load(parameter, address, stride)} : {_VECTOR[parameter.dtype.compute]}{{}})"
 

@@ -25,6 +25,8 @@ ROWS = [
     lambda x: (x @ x.transpose(-1, -2)).mean(-1, keepdim=True) + x,
     lambda x: x.transpose(-1, -2).exp().transpose(-1, -2) * 0.1,
     lambda x: torch.cat((x[..., 1:], x[..., :1]), -1),
+    lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1) * x,
+    lambda x: torch.cat((x[1:].sin() + x[:1], x[:1]), 0),
 ]
 
 
@@ -32,7 +34,7 @@ ROWS = [
 def random_steps(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
     """(kind, which function, first operand, second operand), counted from the latest value."""
     kinds = st.sampled_from(["unary", "binary", "binary", "rows"])
-    index = st.integers(0, 8)
+    index = st.integers(0, len(ROWS) - 1)
     return [
         (draw(kinds), draw(index), draw(st.integers(0, 3)), draw(st.integers(0, 3)))
         for _ in range(draw(st.integers(2, 9)))

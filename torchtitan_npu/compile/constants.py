@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchtitan_npu.compile.group import is_view
 from torchtitan_npu.compile.passes import escapes, is_random_or_changes, is_written, tensor
+from torchtitan_npu.compile.views import is_view
 
 LARGE = 1 << 20
 """Bytes from which on a constant is only kept if it is not many times what it is computed from (masks, expansions)."""

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph, Node
 
-from torchtitan_npu.compile.group import PRODUCTS, VIEWS, Group, counts, is_view, tensor_of
+from torchtitan_npu.compile import concatenation
+from torchtitan_npu.compile.group import PRODUCTS, Group, tensor_of
 from torchtitan_npu.compile.lowering import CREATES, POINTWISE, REDUCTIONS, DoesNotFuse
+from torchtitan_npu.compile.views import VIEWS, counts, is_view, through_views
 
 aten = torch.ops.aten
 _MATRIX_OPERATORS = {
@@ -63,6 +65,7 @@ class _Partitioner:
         self.groups: list[Group] = []
         self.before: dict[Node, int] = {}  # bit i: node i must have run; members of a group share
         self.reasons: dict[Node, str] = {}
+        self.in_parts: set[Node] = set()  # computed in the kernels of concatenations
 
     def run(self) -> Partition:
         for node in self.graph.nodes:
@@ -83,10 +86,24 @@ class _Partitioner:
     def _place(self, node: Node) -> None:
         if is_view(node) or node.target in CREATES or counts(node) is not None:
             return
+        if concatenation.is_in_a_part(node):
+            self.in_parts.add(node)
+            return
+        if concatenation.is_fusible(node):
+            if not self._join(node):
+                parts = [n for n in concatenation.inside(node) if n in self.in_parts]
+                self.in_parts -= set(parts)
+                for part in sorted(parts, key=self.number.__getitem__):
+                    self._join(part)
+            return
         if node.target not in POINTWISE and node.target not in REDUCTIONS and node.target not in PRODUCTS:
             matrix = node.target in _MATRIX_OPERATORS
             self.reasons[node] = "is a matrix operator of CANN" if matrix else "has no tile instructions"
             return
+        self._join(node)
+
+    def _join(self, node: Node) -> bool:
+        """Whether the node is part of a kernel, of one that is there or of its own."""
         reason = ""
         candidates = [] if node.target in PRODUCTS else self._merge_candidates(node)
         for group in candidates:
@@ -97,23 +114,24 @@ class _Partitioner:
                 reason = str(refused)
                 continue
             self._joined(node, group)
-            return
+            return True
         group = Group(len(self.groups))
         try:
             self._require_device(node)
             group.add(node)
         except DoesNotFuse as refused:
             self.reasons[node] = str(refused)
-            return
+            return False
         if reason:
             self.reasons[node] = f"begins a kernel of its own: {reason}"
         self.groups.append(group)
         self._joined(node, group)
+        return True
 
     def _candidates(self, node: Node) -> list[Group]:
         found: dict[int, tuple[int, Group]] = {}
         for operand in node.all_input_nodes:
-            operand = _through_views(operand)
+            operand = through_views(operand)
             group = self.group_of.get(operand)
             if group is not None:
                 found[group.number] = (self.number[operand], group)
@@ -137,7 +155,7 @@ class _Partitioner:
         mask = self._mask(members)
         for member in [*members, node]:
             for operand in member.all_input_nodes:
-                inside = _through_views(operand) in first.axes or _through_views(operand) in second.axes
+                inside = through_views(operand) in first.axes or through_views(operand) in second.axes
                 if not inside and self.before[operand] & mask:
                     return None
         merged = Group(first.number)
@@ -202,8 +220,15 @@ class _Partitioner:
     def _is_inlined(self, node: Node) -> bool:
         """Whether all who use the node compute it themselves."""
         if node.target in CREATES:
-            return bool(node.users) and all(user in self.group_of for user in node.users)
-        return counts(node) is not None and self._is_counted(node)
+            return bool(node.users) and all(user in self.group_of or user in self.in_parts for user in node.users)
+        return node in self.in_parts or (counts(node) is not None and self._is_counted(node))
+
+    def _read_by(self, node: Node) -> list[Node]:
+        """Operands, and those of operators that are computed in parts of the node."""
+        operands: list[Node] = []
+        for operand in node.all_input_nodes:
+            operands += self._read_by(operand) if operand in self.in_parts else [operand]
+        return operands
 
     def _is_counted(self, node: Node) -> bool:
         users = node.users
@@ -220,18 +245,12 @@ class _Partitioner:
         for step in key:
             nodes = step.nodes if isinstance(step, Group) else [step]
             inside = step.axes_of if isinstance(step, Group) else lambda node: None  # views of members are members
-            operands = {self.group_of.get(a, a) for n in nodes for a in n.all_input_nodes if inside(a) is None}
+            operands = {self.group_of.get(a, a) for n in nodes for a in self._read_by(n) if inside(a) is None}
             needs[step] = {o for o in operands if o in key and o is not step}
         changes = [n for n in key if isinstance(n, Node) and n.target is torch.ops.aten.copy_.default]
         for change in changes:
             needs[change] |= set(key) - set(changes)
         return _topological(key, needs)
-
-
-def _through_views(node: Node) -> Node:
-    while node.target in VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 def _topological(key: dict[Group | Node, int], needs: dict[Group | Node, set[Group | Node]]) -> list[Group | Node]:

@@ -14,8 +14,9 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from graph_autofusion.dtypes import I64
+from graph_autofusion.dtypes import I32, I64
 from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
+from torchtitan_npu.compile.concatenation import CONCATENATION, Part, dimension, inside, is_in_a_part, parts
 from torchtitan_npu.compile.lowering import (
     CREATES,
     POINTWISE,
@@ -26,17 +27,12 @@ from torchtitan_npu.compile.lowering import (
     lower_reduction,
     tile_dtype,
 )
+from torchtitan_npu.compile.views import VIEWS, counts, through_views
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 Axes = tuple[int | None, ...]  # for each dimension its axis of the domain; None for one of size 1
 Size = int | torch.SymInt
-
-VIEWS = {
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default,
-}  # fmt: skip
-"""Views that only rename dimensions: a group can look through them."""
 
 PRODUCTS: dict[Any, tuple[int, int]] = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2)}
 """Matrix products, with one row a sum over elementwise products; which of their arguments they multiply."""
@@ -51,17 +47,6 @@ def tensor_of(node: Node) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise DoesNotFuse("gives no single tensor")
     return value
-
-
-def is_view(node: Node) -> bool:
-    """Whether a node's result lies in the memory of its first argument, with the same dtype."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or not isinstance(node.args[0], Node):
-        return False
-    returns, first = node.target._schema.returns, node.target._schema.arguments[0]
-    if len(returns) != 1 or returns[0].alias_info is None or first.alias_info is None or first.alias_info.is_write:
-        return False
-    value, base = node.meta.get("val"), node.args[0].meta.get("val")
-    return isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor) and value.dtype == base.dtype
 
 
 def same(a: Size, b: Size) -> bool:
@@ -109,15 +94,19 @@ class Group:
         self.axes[node], self._values[node], self.tensors = axes, trial, tensors
         self.nodes.append(node)
 
-    def _trial_operand(self, node: Node, consumer: Node) -> Value:
-        member = _base(node)
+    def operators(self) -> list[Node]:
+        """Members, and what is computed in the parts of concatenations."""
+        return [o for n in self.nodes for o in (*(inside(n) if n.target is CONCATENATION else ()), n)]
+
+    def _trial_operand(self, node: Node, consumer: Node, part: Part | None = None) -> Value:
+        member = through_views(node)
         if member in self._values:
             return self._values[member]
         return self._trial.load(node.name, tile_dtype(tensor_of(node).dtype), (Stride.ANY,))
 
     def _outside(self, node: Node) -> list[Node]:
         """Tensor operands that come from memory."""
-        return [a for a in node.all_input_nodes if self.axes_of(a) is None and _is_loaded(a)]
+        return [a for a, _ in _operands(node) if self.axes_of(a) is None and _is_loaded(a)]
 
     def _axes(self, node: Node) -> Axes:
         if node.target in REDUCTIONS:
@@ -181,10 +170,12 @@ class Group:
     def _axes_of_pointwise(self, node: Node) -> Axes:
         shape = tensor_of(node).shape
         axes: list[int | None] = [None] * len(shape)
-        for operand in node.all_input_nodes:
+        for operand, _ in _operands(node):
             inside = self.axes_of(operand)
             if inside is None:
                 continue
+            if node.target is CONCATENATION:
+                raise DoesNotFuse("concatenates what the kernel itself computes")
             for dim, axis in enumerate(inside, len(shape) - len(inside)):
                 if axis is not None and axes[dim] not in (None, axis):
                     raise DoesNotFuse("two operands run over different axes")
@@ -243,29 +234,10 @@ def _permuted(node: Node, axes: Axes) -> Axes:
     return tuple(axes[d] for d in order)
 
 
-def _base(node: Node) -> Node:
-    while node.target in VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
 def _is_loaded(node: Node) -> bool:
     """Whether a kernel that takes the node reads memory: numbers and counts it computes itself."""
-    created = node.target in CREATES or counts(_base(node)) is not None
+    created = node.target in CREATES or counts(through_views(node)) is not None
     return not created and isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def counts(node: Node) -> tuple[int, int] | None:
-    """Start and step of a node that counts by known numbers: a function of the index, which no kernel loads."""
-    if node.target is prims.iota.default:
-        numbers: Any = node.kwargs.get("start"), node.kwargs.get("step")
-    elif node.target is aten.arange.start_step:
-        numbers = node.args[0], node.args[2] if len(node.args) > 2 else 1
-    else:
-        return None
-    value = node.meta.get("val")
-    whole = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
-    return numbers if whole and all(isinstance(n, int) for n in numbers) else None
 
 
 def reduced_dims(node: Node, rank: int) -> set[int]:
@@ -283,15 +255,46 @@ def product_operands(node: Node) -> tuple[Node, Node]:
     return arguments[first], arguments[second]
 
 
-Operand = Callable[[Node, Node], Value]
+def _operands(node: Node) -> list[tuple[Node, Node]]:
+    """What a member reads, each with the operator that takes it: the node, or one that is computed in a part of it."""
+    if node.target is not CONCATENATION:
+        return [(operand, node) for operand in node.all_input_nodes]
+    return [read for part in parts(node) for read in part.reads(node)]
 
 
-def _lower_node(builder: TileBuilder, node: Node, operand: Operand) -> Value:
+Operand = Callable[[Node, Node, Part | None], Value]
+"""The value of an operand as an operator takes it; in a part of a concatenation, where the loops are inside of it."""
+
+
+def _lower_concatenation(builder: TileBuilder, node: Node, operand: Operand, axis: int) -> Value:
+    """The part in which the index along an axis of the program lies."""
+    dtype = tile_dtype(tensor_of(node).dtype).compute
+    index = builder.index(axis, I32)
+    value: Value | None = None
+    for part in reversed(parts(node)):
+
+        def operand_of_part(argument: Node, consumer: Node, _: Part | None, part: Part = part) -> Value:
+            if is_in_a_part(argument) or argument.target in CREATES:
+                return _lower_node(builder, argument, operand_of_part)
+            return operand(argument, consumer, part)
+
+        own = builder.cast(operand_of_part(part.value, node, None), dtype)
+        value = own if value is None else builder.apply("where", index.apply("lt", part.high), own, value)
+    assert value is not None
+    return value
+
+
+def _lower_node(builder: TileBuilder, node: Node, operand: Operand, cat_axis: int = 0) -> Value:
     """The node's value from those of its operands.
+
+    Args:
+        cat_axis: of the program, along which the node concatenates.
 
     Raises:
         DoesNotFuse: it has no tile instructions for this type.
     """
+    if node.target is CONCATENATION:
+        return _lower_concatenation(builder, node, operand, cat_axis)
     context_arguments: list[Any] = []
 
     def convert(argument: Any) -> Any:
@@ -308,7 +311,7 @@ def _lower_node(builder: TileBuilder, node: Node, operand: Operand) -> Value:
             return _lower_node(builder, argument, operand)
         if not isinstance(value, torch.Tensor):
             raise DoesNotFuse("takes an argument that is no tensor")
-        return operand(argument, node)
+        return operand(argument, node, None)
 
     result = tensor_of(node)
     if result.is_complex() or result.is_sparse:
@@ -340,10 +343,18 @@ def _lower_node(builder: TileBuilder, node: Node, operand: Operand) -> Value:
 
 @dataclass(frozen=True)
 class TensorUse:
-    """A tensor of the graph as a parameter of the group's kernel; strides in elements, one an axis."""
+    """A tensor of the graph as a parameter of the group's kernel.
+
+    Attributes:
+        strides: in elements, one an axis.
+        offset: elements from the tensor's first to the one with index 0, which a window may leave out.
+        window: [low, high) of a parameter with one.
+    """
 
     node: Node
     strides: tuple[int, ...]
+    offset: int = 0
+    window: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -371,42 +382,47 @@ class _GroupLowering:
         self.stored = stored
         self.number_of = number_of
         self.sizes = [number_of(n) for n in group.domain]
-        self.loads: dict[tuple[Node, tuple[int, ...]], int] = {}
 
     def lower(self) -> Lowered:
         reads = [
-            (operand, self._read_strides(operand, node))
+            (operand, self._read_strides(operand, consumer, node))
             for node in self.group.nodes
-            for operand in self._outer_operands(node)
+            for operand, consumer in self._outer_operands(node)
         ]
         counted = [strides for operand, strides in reads if not _is_loaded(operand)]
         reads = [(operand, strides) for operand, strides in reads if _is_loaded(operand)]
         writes = [(node, self._strides(node, self.group.axes[node])) for node in self.stored]
         uses = list(dict.fromkeys([*reads, *writes]))
-        merged = _merge_axes(self.sizes, self.group.reduced or frozenset(), [*(s for _, s in uses), *counted])
-        self.merged = merged
+        apart = [self._alone(self._cat_axis(n)) for n in self.group.nodes if n.target is CONCATENATION]
+        all_strides = [*(s for _, s in uses), *counted, *apart]
+        merged = _merge_axes(self.sizes, self.group.reduced or frozenset(), all_strides)
         builder = TileBuilder(
             _name(self.group), merged.parallel_names, merged.reduced_names, merged.choose_lanes(uses, len(writes))
         )
         parameters: list[TensorUse] = []
-        names: dict[tuple[Node, tuple[int, ...]], str] = {}
         values: dict[Node, Value] = {}
+        for member in self.group.nodes:
+            cat_axis = merged.axis_of(self._cat_axis(member)) if member.target is CONCATENATION else 0
 
-        def operand(argument: Node, consumer: Node) -> Value:
-            base = _base(argument)
-            if base in values:
-                return values[base]
-            key = (argument, self._read_strides(argument, consumer))
-            if counts(base) is not None:
-                return _count(builder, base, merged.apply(key[1]))
-            if key not in names:
-                names[key] = f"x{len(names)}"
-                parameters.append(TensorUse(argument, merged.apply(key[1])))
-            strides = [_kind(s) for s in merged.apply(key[1])]
-            return builder.load(names[key], tile_dtype(tensor_of(argument).dtype), strides)
+            def operand(
+                argument: Node, consumer: Node, part: Part | None, member: Node = member, cat_axis: int = cat_axis
+            ) -> Value:
+                base = through_views(argument)
+                if base in values and part is None:
+                    return values[base]
+                strides = merged.apply(self._read_strides(argument, consumer, member))
+                if counts(base) is not None:
+                    return _count(builder, base, strides)
+                use = TensorUse(argument, strides)
+                if part is not None:
+                    use = TensorUse(argument, strides, -part.low * strides[cat_axis], (part.low, part.high))
+                if use not in parameters:
+                    parameters.append(use)
+                name, window = f"x{parameters.index(use)}", None if part is None else cat_axis
+                dtype = tile_dtype(tensor_of(argument).dtype)
+                return builder.load(name, dtype, [_kind(s) for s in strides], window)
 
-        for node in self.group.nodes:
-            values[node] = _lower_node(builder, node, operand)
+            values[member] = _lower_node(builder, member, operand, cat_axis)
         for position, (node, strides) in enumerate(writes):
             merged_strides = merged.apply(strides)
             parameters.append(TensorUse(node, merged_strides))
@@ -414,14 +430,23 @@ class _GroupLowering:
             builder.store(f"out{position}", values[node], dtype, [_kind(s) for s in merged_strides])
         return Lowered(builder.build(), merged.sizes, tuple(parameters))
 
-    def _outer_operands(self, node: Node) -> list[Node]:
-        """Tensors that no member computes."""
-        outer = [a for a in node.all_input_nodes if self.group.axes_of(a) is None]
-        return [a for a in outer if _is_loaded(a) or counts(_base(a)) is not None]
+    def _outer_operands(self, node: Node) -> list[tuple[Node, Node]]:
+        """Tensors that no member computes, each with the operator that takes it."""
+        outer = [(a, consumer) for a, consumer in _operands(node) if self.group.axes_of(a) is None]
+        return [(a, c) for a, c in outer if _is_loaded(a) or counts(through_views(a)) is not None]
 
-    def _read_strides(self, operand: Node, consumer: Node) -> tuple[int, ...]:
-        """Strides of an operand from memory along the axes of the domain."""
-        consumer_axes = self.group.axes[consumer]
+    def _cat_axis(self, concatenation: Node) -> int:
+        axis = self.group.axes[concatenation][dimension(concatenation)]
+        assert axis is not None
+        return axis
+
+    def _alone(self, axis: int) -> tuple[int, ...]:
+        """Strides that let an axis merge with no other: windows are intervals of it."""
+        return tuple(int(a == axis) for a in range(len(self.sizes)))
+
+    def _read_strides(self, operand: Node, consumer: Node, member: Node) -> tuple[int, ...]:
+        """Strides along the domain's axes of what a member, or an operator in a part of it, takes from memory."""
+        consumer_axes = self.group.axes[member]
         if consumer.target in PRODUCTS and operand in product_operands(consumer):
             consumer_axes = (None, 1) if operand is product_operands(consumer)[0] else (1, 0)
         if consumer.target in REDUCTIONS:
@@ -474,6 +499,10 @@ class _MergedAxes:
     def apply(self, strides: Sequence[int]) -> tuple[int, ...]:
         """Strides along the program's axes: those of the innermost axis of each run."""
         return tuple(strides[run[-1]] if run else 0 for run in self.runs)
+
+    def axis_of(self, axis: int) -> int:
+        """The program's axis that an axis of the domain is part of."""
+        return next(i for i, run in enumerate(self.runs) if axis in run)
 
     def _elements(self, strides: Sequence[int]) -> int:
         count = 1

@@ -19,8 +19,9 @@ from graph_autofusion.launch_words import Binding
 from graph_autofusion.program import TileProgram
 from graph_autofusion.sequence import pack_sequence, sequence_function
 from torchtitan_npu.compile.fusion import Partition
-from torchtitan_npu.compile.group import Group, Lowered, TensorUse, is_view, lower_group, tensor_of
+from torchtitan_npu.compile.group import Group, Lowered, TensorUse, lower_group, tensor_of
 from torchtitan_npu.compile.memory import Lifetime, MemoryPlan, is_large, plan_memory
+from torchtitan_npu.compile.views import is_view
 
 _kernels: dict[str, HostKernel] = {}
 _kernels_lock = threading.Lock()
@@ -217,7 +218,7 @@ class _InstanceWriter:
             and node.op == "call_function"
             and _gives_new_memory(node)
             and not any(may_alias(user) for user in node.users)
-            and [(u.node, u.strides) for u in uses] == [(node, result.strides)]
+            and uses == [TensorUse(node, result.strides)]
             and mine.dtype == theirs.dtype
             and self._numbers((*mine.shape, *mine.stride())) == self._numbers((*theirs.shape, *theirs.stride()))
         )
@@ -299,7 +300,7 @@ class _InstanceWriter:
         lowered = [self.lowered[g.number] for g in groups]
         kernels = [kernel_of(low.program) for low in lowered]
         packed = [
-            kernel.words.pack(low.sizes, [Binding(0, use.strides) for use in low.uses])
+            kernel.words.pack(low.sizes, [Binding(0, use.strides, use.window) for use in low.uses])
             for kernel, low in zip(kernels, lowered, strict=True)
         ]
         if len(groups) == 1:
@@ -340,7 +341,8 @@ class _InstanceWriter:
         """Puts the address of the element with index 0 into a word: now, when the inputs change, or at each run."""
         base = memory_of(use.node)
         view, memory = tensor_of(use.node), tensor_of(base)
-        offset = (self.number_of(view.storage_offset()) - self.number_of(memory.storage_offset())) * view.element_size()
+        elements = self.number_of(view.storage_offset()) - self.number_of(memory.storage_offset()) + use.offset
+        offset = elements * view.element_size()
         if base in self.fixed:
             words[position] = self.fixed[base].data_ptr() + offset
             return []

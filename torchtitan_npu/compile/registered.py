@@ -13,9 +13,10 @@ from graph_autofusion.jit import FusedKernel, registered_kernels, run_on_tensors
 from graph_autofusion.patterns import FusionPattern, register_detector
 from torchtitan_npu.compile.decompositions import decompositions
 from torchtitan_npu.compile.fusion import partition
-from torchtitan_npu.compile.group import VIEWS, lower_group
+from torchtitan_npu.compile.group import lower_group
 from torchtitan_npu.compile.lowering import DoesNotFuse
 from torchtitan_npu.compile.passes import optimize
+from torchtitan_npu.compile.views import VIEWS
 from torchtitan_npu.driver import current_stream_handle
 
 aten = torch.ops.aten
@@ -140,6 +141,8 @@ def detect_in_torch(source: Any, *example_inputs: Any) -> FusionPattern | None:
             lowered = lower_group(group, parts.stored(group), int)
         except (DoesNotFuse, ValueError):
             continue
+        if any(p.window is not None for p in lowered.program.parameters):
+            continue  # a kernel that is called with tensors has no place for intervals
         names = tuple(str(n.target).split(".")[-2] for n in group.nodes)
         return FusionPattern(names, "", lowered.program)
     raise ValueError(f"nothing in {source!r} can be fused: {list(parts.reasons.values())[:5]}")

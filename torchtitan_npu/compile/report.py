@@ -10,7 +10,8 @@ import torch
 from torch.fx import Node
 
 from torchtitan_npu.compile.fusion import Partition
-from torchtitan_npu.compile.group import Group, is_view
+from torchtitan_npu.compile.group import Group
+from torchtitan_npu.compile.views import is_view
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def note_graph(kind: str, operators: int, passes: dict[str, int], partition: Par
                 reason = partition.reasons.get(step, "makes a tensor without reading one")
                 report.unfused.append(Unfused(step.name, operator_name(step), reason))
             continue
-        names = tuple(operator_name(n) for n in step.nodes)
+        names = tuple(operator_name(n) for n in step.operators())
         report.kernels.append(
             FusedKernel(f"kernel_{step.number}", names, len(step.tensors), len(partition.stored(step)))
         )

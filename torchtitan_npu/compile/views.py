@@ -1,0 +1,48 @@
+"""Views and counts: nodes that a kernel looks through, or computes from its loops' indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default,
+}  # fmt: skip
+"""Views that only rename dimensions: a group can look through them."""
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node's result lies in the memory of its first argument, with the same dtype."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or not isinstance(node.args[0], Node):
+        return False
+    returns, first = node.target._schema.returns, node.target._schema.arguments[0]
+    if len(returns) != 1 or returns[0].alias_info is None or first.alias_info is None or first.alias_info.is_write:
+        return False
+    value, base = node.meta.get("val"), node.args[0].meta.get("val")
+    return isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor) and value.dtype == base.dtype
+
+
+def through_views(node: Node) -> Node:
+    """What a view that only renames dimensions is a view of."""
+    while node.target in VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def counts(node: Node) -> tuple[int, int] | None:
+    """Start and step of a node that counts by known numbers: a function of the index, which no kernel loads."""
+    if node.target is prims.iota.default:
+        numbers: Any = node.kwargs.get("start"), node.kwargs.get("step")
+    elif node.target is aten.arange.start_step:
+        numbers = node.args[0], node.args[2] if len(node.args) > 2 else 1
+    else:
+        return None
+    value = node.meta.get("val")
+    whole = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
+    return numbers if whole and all(isinstance(n, int) for n in numbers) else None
