@@ -15,10 +15,12 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,38 +98,103 @@ def events_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
+class Preloaded:
+    """A process that has imported PyTorch and the plug-in, and forks for each file."""
+
+    def __init__(self, arguments: argparse.Namespace, soc: str) -> None:
+        self._process = subprocess.Popen(
+            [arguments.python, str(HERE / "run_file.py"), "--serve"],
+            env=adapter_environment(arguments, soc, Path(tempfile.gettempdir())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def run(self, request: dict[str, Any], time_limit: float) -> str:
+        """How the process of the file ended."""
+        assert self._process.stdin is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        pid = self._answer()["pid"]
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            kill_group(pid)
+
+        timer = threading.Timer(time_limit, stop)
+        timer.start()
+        code = self._answer()["code"]
+        timer.cancel()
+        kill_group(pid)
+        return f"longer than {time_limit} s" if late.is_set() else f"the process ended with {describe(code)}"
+
+    def _answer(self) -> dict[str, int]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process that imports the plug-in ended with {describe(self._process.wait())}")
+        return json.loads(line)
+
+
+def run_alone(arguments: argparse.Namespace, soc: str, request: dict[str, Any], time_limit: float) -> str:
+    """The same in a new process."""
+    command = [arguments.python, str(HERE / "run_file.py"), request["file"], request["events"]]
+    env = adapter_environment(arguments, soc, Path(request["environment"]["HOME"]))
+    with Path(request["output"]).open("w") as output:
+        process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        ending = f"the process ended with {describe(process.wait(timeout=time_limit))}"
+    except subprocess.TimeoutExpired:
+        ending = f"longer than {time_limit} s"
+    kill_group(process.pid)
+    process.wait()
+    return ending
+
+
+def kill_group(pid: int) -> None:
+    """Also what the tests started and left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def adapter_environment(arguments: argparse.Namespace, soc: str, home: Path) -> dict[str, str]:
+    env = environment(soc, home)
+    if arguments.adapter == "ours":
+        env |= {"PYTHONPATH": str(HERE / "helpers"), "ASCEND_PYTORCH": str(checkout("ASCEND_PYTORCH"))}
+    return env
+
+
 def run_file(arguments: argparse.Namespace, soc: str, subject: str, file: Path) -> dict[str, Any]:
     """Outcome of every test of the file: {"file", "subject", "seconds", "tests": {name: [outcome, cause]}}."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        events = Path(folder) / "events"
-        command = [arguments.python, str(HERE / "run_file.py"), str(file), str(events)]
-        env = environment(soc, Path(folder))
-        if arguments.adapter == "ours":
-            env |= {"PYTHONPATH": str(HERE / "helpers"), "ASCEND_PYTORCH": str(checkout("ASCEND_PYTORCH"))}
-        with (Path(folder) / "output").open("w+") as output:
-            process = subprocess.Popen(
-                command,
-                env=env,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                process.wait(timeout=arguments.time_limit)
-                ending = f"the process ended with {describe(process.returncode)}"
-            except subprocess.TimeoutExpired:
-                ending = f"longer than {arguments.time_limit} s"
-            # Also what the tests started and left.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if arguments.logs:
-                output.seek(0)
-                arguments.logs.mkdir(parents=True, exist_ok=True)
-                (arguments.logs / f"{file.stem}.log").write_text(output.read())
+        events, output = Path(folder) / "events", Path(folder) / "output"
+        request = {
+            "file": str(file),
+            "events": str(events),
+            "output": str(output),
+            "environment": {"HOME": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"},
+        }
+        if arguments.preload:
+            ending = preloaded(arguments, soc).run(request, arguments.time_limit)
+        else:
+            ending = run_alone(arguments, soc, request, arguments.time_limit)
+        if arguments.logs:
+            arguments.logs.mkdir(parents=True, exist_ok=True)
+            shutil.copy(output, arguments.logs / f"{file.stem}.log")
         tests = outcomes(events_of(events), ending)
     return {"file": file.name, "subject": subject, "seconds": round(time.monotonic() - began, 1), "tests": tests}
+
+
+_of_thread = threading.local()
+
+
+def preloaded(arguments: argparse.Namespace, soc: str) -> Preloaded:
+    """The one of this thread."""
+    if getattr(_of_thread, "soc", None) != soc:
+        _of_thread.soc, _of_thread.process = soc, Preloaded(arguments, soc)
+    return _of_thread.process
 
 
 def outcomes(events: list[dict[str, Any]], ending: str) -> dict[str, list[str]]:
@@ -199,6 +266,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="so many files, chosen at random")
     parser.add_argument("--seed", type=int, default=0, help="of the choice")
     parser.add_argument("--only", nargs="+", help="parts of names of files; the rest keeps its outcomes")
+    parser.add_argument(
+        "--preload", action="store_true", help="import the plug-in once, and fork for each file: several times as fast"
+    )
     parser.add_argument("--no-smoke", action="store_true", help="leave out the smoke set")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="folder for the output of each file")

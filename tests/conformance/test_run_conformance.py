@@ -33,14 +33,22 @@ class Tests(unittest.TestCase):
 """
 
 
-@pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+@pytest.fixture(params=[False, True], ids=["alone", "preloaded"])
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> argparse.Namespace:
     folder = tmp_path / "test" / "test_base_ops"
     folder.mkdir(parents=True)
     (folder / "helper.py").write_text("def five():\n    return 5\n")
     monkeypatch.setenv("ASCEND_OP_PLUGIN", str(tmp_path))
     return argparse.Namespace(
-        adapter="vendor", python=sys.executable, time_limit=20, logs=None, sample=None, only=None, jobs=1, out=tmp_path
+        adapter="vendor",
+        python=sys.executable,
+        time_limit=20,
+        logs=None,
+        sample=None,
+        only=None,
+        jobs=1,
+        out=tmp_path,
+        preload=request.param,
     )
 
 
