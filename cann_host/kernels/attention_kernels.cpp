@@ -44,7 +44,10 @@ template <class T>
 void score(const float* query, const T* keys, int64_t stride, int64_t count, int64_t size, float* scores) {
   int64_t k = 0;
   for (; k + lanes <= count; k += lanes) {
-    Vec<float> sums[lanes] = {};
+    Vec<float> sums[lanes];
+#pragma GCC unroll 16
+    for (int j = 0; j < lanes; ++j)
+      sums[j] = Vec<float>{};  // in registers; as an initialiser it goes through memory
     const T* first = keys + k * stride;
     each_vector(size, [&](int64_t i, auto place) {
       const Vec<float> q = load(query + i, place);
@@ -60,28 +63,46 @@ void score(const float* query, const T* keys, int64_t stride, int64_t count, int
   }
 }
 
+/// The same as add_values() for `vectors` vectors of the row, or one that is a part. The fewer they are, the
+/// more partial sums run side by side: one addition waits for the one before.
+template <int vectors, class T, class Place>
+void add_columns(const float* weights, const T* values, int64_t stride, int64_t count, float kept, float* sum,
+                 Place place) {
+  constexpr int partial = value_vectors / vectors;
+  Vec<float> sums[partial][vectors] = {};
+  const auto add = [&](Vec<float>(&to)[vectors], int64_t k) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) to[v] += load(values + k * stride + v * lanes, place) * weights[k];
+  };
+  int64_t k = 0;
+  for (; k + partial <= count; k += partial) {
+#pragma GCC unroll 8
+    for (int p = 0; p < partial; ++p) add(sums[p], k + p);
+  }
+  for (; k < count; ++k) add(sums[0], k);
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) {
+    Vec<float> total = load(sum + v * lanes, place) * kept;
+#pragma GCC unroll 8
+    for (int p = 0; p < partial; ++p) total += sums[p][v];
+    store(sum + v * lanes, total, place);
+  }
+}
+
 /// sum[0, size) = sum * kept + Σ weights[k] * values[k].
 template <class T>
 void add_values(const float* weights, const T* values, int64_t stride, int64_t count, int64_t size,
                 float kept, float* sum) {
-  constexpr int64_t chunk = value_vectors * lanes;
   int64_t i = 0;
-  for (; i + chunk <= size; i += chunk) {
-    Vec<float> sums[value_vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < value_vectors; ++v) sums[v] = load(sum + i + v * lanes, Full{}) * kept;
-    for (int64_t k = 0; k < count; ++k) {
-      const T* value = values + k * stride + i;
-#pragma GCC unroll 8
-      for (int v = 0; v < value_vectors; ++v) sums[v] += load(value + v * lanes, Full{}) * weights[k];
+  const auto whole = [&]<int vectors>() {
+    for (; i + vectors * lanes <= size; i += vectors * lanes) {
+      add_columns<vectors>(weights, values + i, stride, count, kept, sum + i, Full{});
     }
-#pragma GCC unroll 8
-    for (int v = 0; v < value_vectors; ++v) store(sum + i + v * lanes, sums[v], Full{});
-  }
+  };
+  whole.template operator()<value_vectors>();
+  whole.template operator()<value_vectors / 2>();
   each_vector(size - i, [&](int64_t j, auto place) {
-    Vec<float> total = load(sum + i + j, place) * kept;
-    for (int64_t k = 0; k < count; ++k) total += load(values + k * stride + i + j, place) * weights[k];
-    store(sum + i + j, total, place);
+    add_columns<1>(weights, values + i + j, stride, count, kept, sum + i + j, place);
   });
 }
 
