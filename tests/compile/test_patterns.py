@@ -11,6 +11,7 @@ from tolerance import assert_close
 from torch import Tensor
 
 import torchtitan_npu.compile
+from torchtitan_npu.compile.registered import detect_in_torch
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -80,3 +81,10 @@ def test_cross_entropy() -> None:
 def test_embedding_and_norm() -> None:
     inputs = [torch.randint(0, 30, (2, 7)), torch.randn(30, 16), torch.randn(7, 16), torch.randn(16), torch.randn(16)]
     check(embedded_norm, inputs, ["embedding"])
+
+
+def test_loops_follow_memory() -> None:
+    """Dimensions in another order than the tensor's own are one loop all the same."""
+    pattern = detect_in_torch(lambda x: x.permute(2, 0, 1).exp() + 1, torch.randn(3, 5, 7))
+    assert pattern is not None
+    assert len(pattern.program.axes) == 1

@@ -6,6 +6,7 @@ row itself meet in one loop nest. A node joins if its dimensions can be mapped; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -394,8 +395,9 @@ class _GroupLowering:
         writes = [(node, self._strides(node, self.group.axes[node])) for node in self.stored]
         uses = list(dict.fromkeys([*reads, *writes]))
         apart = [self._alone(self._cat_axis(n)) for n in self.group.nodes if n.target is CONCATENATION]
+        order = _loop_order(self.sizes, [s for _, s in uses])
         all_strides = [*(s for _, s in uses), *counted, *apart]
-        merged = _merge_axes(self.sizes, self.group.reduced or frozenset(), all_strides)
+        merged = _merge_axes(self.sizes, self.group.reduced or frozenset(), order, all_strides)
         builder = TileBuilder(
             _name(self.group), merged.parallel_names, merged.reduced_names, merged.choose_lanes(uses, len(writes))
         )
@@ -528,10 +530,24 @@ class _MergedAxes:
         return f"a{max(candidates, key=score)}"
 
 
-def _merge_axes(sizes: Sequence[int], reduced: frozenset[int], all_strides: Sequence[Sequence[int]]) -> _MergedAxes:
+def _loop_order(sizes: Sequence[int], all_strides: Sequence[Sequence[int]]) -> list[int]:
+    """The axes as the largest tensor lies in memory, outermost first; of several the last, which is written."""
+
+    def elements(number: int) -> tuple[int, int]:
+        return math.prod(n for n, s in zip(sizes, all_strides[number], strict=True) if s), number
+
+    if not all_strides:
+        return list(range(len(sizes)))
+    largest = all_strides[max(range(len(all_strides)), key=elements)]
+    return sorted(range(len(sizes)), key=lambda axis: -largest[axis])
+
+
+def _merge_axes(
+    sizes: Sequence[int], reduced: frozenset[int], order: Sequence[int], all_strides: Sequence[Sequence[int]]
+) -> _MergedAxes:
+    """Parallel axes, then reduced ones; neighbours are one where all tensors step through them as through one."""
     runs: list[tuple[int, ...]] = []
-    order = [a for a in range(len(sizes)) if a not in reduced] + sorted(reduced)
-    for axis in order:
+    for axis in sorted(order, key=lambda axis: axis in reduced):
         if sizes[axis] == 1 and axis not in reduced:
             continue
         if runs and (runs[-1][-1] in reduced) == (axis in reduced):
