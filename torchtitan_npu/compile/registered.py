@@ -13,7 +13,7 @@ from graph_autofusion.jit import FusedKernel, registered_kernels, run_on_tensors
 from graph_autofusion.patterns import FusionPattern, register_detector
 from torchtitan_npu.compile.decompositions import decompositions
 from torchtitan_npu.compile.fusion import partition
-from torchtitan_npu.compile.group import lower_group
+from torchtitan_npu.compile.group_program import lower_group
 from torchtitan_npu.compile.lowering import DoesNotFuse
 from torchtitan_npu.compile.passes import optimize
 from torchtitan_npu.compile.views import VIEWS

@@ -1,0 +1,177 @@
+"""The tile program of a group for given sizes, and what of the graph its parameters are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from graph_autofusion.dtypes import I64
+from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
+from torchtitan_npu.compile.concatenation import CONCATENATION, Part, dimension
+from torchtitan_npu.compile.group import (
+    PRODUCTS,
+    Axes,
+    Group,
+    Size,
+    is_loaded,
+    is_one,
+    lower_node,
+    operands_of,
+    product_operands,
+    tensor_of,
+)
+from torchtitan_npu.compile.loops import loop_order, merge_axes
+from torchtitan_npu.compile.lowering import REDUCTIONS, tile_dtype
+from torchtitan_npu.compile.views import counts, through_views
+
+
+@dataclass(frozen=True)
+class TensorUse:
+    """A tensor of the graph as a parameter of the group's kernel.
+
+    Attributes:
+        strides: in elements, one an axis.
+        offset: elements from the tensor's first to the one with index 0, which a window may leave out.
+        window: [low, high) of a parameter with one.
+    """
+
+    node: Node
+    strides: tuple[int, ...]
+    offset: int = 0
+    window: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A group for given sizes."""
+
+    program: TileProgram
+    sizes: tuple[int, ...]
+    uses: tuple[TensorUse, ...]  # one a parameter of the program
+
+
+def lower_group(group: Group, stored: Sequence[Node], number_of: Callable[[Size], int]) -> Lowered:
+    """The tile program of a group, with its axes merged where all tensors allow it.
+
+    Args:
+        stored: members whose values are needed outside.
+        number_of: the number that a size is in this instance.
+    """
+    return _GroupLowering(group, stored, number_of).lower()
+
+
+class _GroupLowering:
+    def __init__(self, group: Group, stored: Sequence[Node], number_of: Callable[[Size], int]) -> None:
+        self.group = group
+        self.stored = stored
+        self.number_of = number_of
+        self.sizes = [number_of(n) for n in group.domain]
+
+    def lower(self) -> Lowered:
+        reads = [
+            (operand, self._read_strides(operand, consumer, node))
+            for node in self.group.nodes
+            for operand, consumer in self._outer_operands(node)
+        ]
+        counted = [strides for operand, strides in reads if not is_loaded(operand)]
+        reads = [(operand, strides) for operand, strides in reads if is_loaded(operand)]
+        writes = [(node, self._strides(node, self.group.axes[node])) for node in self.stored]
+        uses = list(dict.fromkeys([*reads, *writes]))
+        apart = [self._alone(self._cat_axis(n)) for n in self.group.nodes if n.target is CONCATENATION]
+        order = loop_order(self.sizes, [s for _, s in uses])
+        all_strides = [*(s for _, s in uses), *counted, *apart]
+        merged = merge_axes(self.sizes, self.group.reduced or frozenset(), order, all_strides)
+        builder = TileBuilder(
+            _name(self.group), merged.parallel_names, merged.reduced_names, merged.choose_lanes(uses, len(writes))
+        )
+        parameters: list[TensorUse] = []
+        values: dict[Node, Value] = {}
+        for member in self.group.nodes:
+            cat_axis = merged.axis_of(self._cat_axis(member)) if member.target is CONCATENATION else 0
+
+            def operand(
+                argument: Node, consumer: Node, part: Part | None, member: Node = member, cat_axis: int = cat_axis
+            ) -> Value:
+                base = through_views(argument)
+                if base in values and part is None:
+                    return values[base]
+                strides = merged.apply(self._read_strides(argument, consumer, member))
+                if counts(base) is not None:
+                    return _count(builder, base, strides)
+                use = TensorUse(argument, strides)
+                if part is not None:
+                    use = TensorUse(argument, strides, -part.low * strides[cat_axis], (part.low, part.high))
+                if use not in parameters:
+                    parameters.append(use)
+                name, window = f"x{parameters.index(use)}", None if part is None else cat_axis
+                dtype = tile_dtype(tensor_of(argument).dtype)
+                return builder.load(name, dtype, [_kind(s) for s in strides], window)
+
+            values[member] = lower_node(builder, member, operand, cat_axis)
+        for position, (node, strides) in enumerate(writes):
+            merged_strides = merged.apply(strides)
+            parameters.append(TensorUse(node, merged_strides))
+            dtype = tile_dtype(tensor_of(node).dtype)
+            builder.store(f"out{position}", values[node], dtype, [_kind(s) for s in merged_strides])
+        return Lowered(builder.build(), merged.sizes, tuple(parameters))
+
+    def _outer_operands(self, node: Node) -> list[tuple[Node, Node]]:
+        """Tensors that no member computes, each with the operator that takes it."""
+        outer = [(a, consumer) for a, consumer in operands_of(node) if self.group.axes_of(a) is None]
+        return [(a, c) for a, c in outer if is_loaded(a) or counts(through_views(a)) is not None]
+
+    def _cat_axis(self, concatenation: Node) -> int:
+        axis = self.group.axes[concatenation][dimension(concatenation)]
+        assert axis is not None
+        return axis
+
+    def _alone(self, axis: int) -> tuple[int, ...]:
+        """Strides that let an axis merge with no other: windows are intervals of it."""
+        return tuple(int(a == axis) for a in range(len(self.sizes)))
+
+    def _read_strides(self, operand: Node, consumer: Node, member: Node) -> tuple[int, ...]:
+        """Strides along the domain's axes of what a member, or an operator in a part of it, takes from memory."""
+        consumer_axes = self.group.axes[member]
+        if consumer.target in PRODUCTS and operand in product_operands(consumer):
+            consumer_axes = (None, 1) if operand is product_operands(consumer)[0] else (1, 0)
+        if consumer.target in REDUCTIONS:
+            numbers = iter(range(len(self.sizes)))
+            shape = tensor_of(operand).shape
+            consumer_axes = tuple(None if is_one(n) else next(numbers) for n in shape)
+        rank = len(tensor_of(operand).shape)
+        return self._strides(operand, consumer_axes[len(consumer_axes) - rank :])
+
+    def _strides(self, node: Node, axes: Axes) -> tuple[int, ...]:
+        tensor = tensor_of(node)
+        strides = [0] * len(self.sizes)
+        for size, stride, axis in zip(tensor.shape, tensor.stride(), axes, strict=True):
+            if axis is not None and not is_one(size):
+                strides[axis] = self.number_of(stride)
+        return tuple(strides)
+
+
+def _count(builder: TileBuilder, count: Node, strides: Sequence[int]) -> Value:
+    """The element of a count at the point of the loops, in the type of its values."""
+    start, step = counts(count) or (0, 1)
+    value = builder.constant(start, I64)
+    for axis, stride in enumerate(strides):
+        if stride:
+            index = builder.index(axis)
+            value = value.apply("add", index if stride * step == 1 else index.apply("mul", stride * step))
+    return builder.cast(value, tile_dtype(tensor_of(count).dtype).compute)
+
+
+def _kind(stride: int) -> Stride:
+    return {0: Stride.ZERO, 1: Stride.ONE}.get(stride, Stride.ANY)
+
+
+def _name(group: Group) -> str:
+    """Names of the operators, as far as they fit."""
+    parts: list[str] = []
+    for node in group.nodes:
+        part = str(node.target).split(".")[-2].strip("_")
+        if not parts or parts[-1] != part:
+            parts.append(part)
+    return "fused_" + "_".join(parts)[:60].rstrip("_")
