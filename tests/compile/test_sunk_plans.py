@@ -252,3 +252,25 @@ def test_a_graph_around_a_plan_holds_its_memory() -> None:
         graph.replay()
         assert_close(y, model(x), terms=64)
     del held
+
+
+def test_results_of_several_recordings_are_apart_from_intermediates() -> None:
+    """Intermediates of this size have memory only in their time, which another recording must not take for results."""
+
+    def chain(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for w in weights:
+            x = torch.nn.functional.gelu(x @ w) + torch.softmax(x, -1)
+        return x, x * 2
+
+    torch._dynamo.reset()
+    weights = [torch.randn(300, 300) * 0.05 for _ in range(4)]
+    compiled = torch.compile(chain, backend="npu", dynamic=False)
+    on_npu = [w.npu() for w in weights]
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with torch.no_grad():
+        for call in range(12):
+            x = torch.randn(300, 300)
+            first, second = compiled(x.npu(), *on_npu)
+            held = [*held, (first, chain(x, *weights)[0]), (second, chain(x, *weights)[1])][-2 * (call % 5) :]
+            for actual, expected in held:
+                assert_close(actual, expected, terms=4000)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchtitan_npu.compile.report import Sinking
 from torchtitan_npu.driver import Addresses, current_stream_handle, npu
-from torchtitan_npu.sinking.capture import PoolId, capture
+from torchtitan_npu.sinking.capture import capture
 from torchtitan_npu.sinking.handed_out import HandedOut
 from torchtitan_npu.sinking.reasons import CannotSink
 
@@ -42,7 +42,6 @@ class SunkPlan:
         self._noted = noted
         self._run = run
         self._changed = changed
-        self._pool: PoolId = npu.graph_pool_handle()
         self._recordings: list[_Recording] = []
         self._last: list[int] | None = None
         self._moves: Counter[int] = Counter()
@@ -94,7 +93,7 @@ class SunkPlan:
         self._noted.captures += 1
         if len(self._recordings) == MOST_RECORDINGS:
             self._recordings.remove(next(r for r in self._recordings if not r.lies_at.are_those_of(arguments)))
-        recording = _Recording(self._run, arguments, addresses, self._places, self._changed, self._pool)
+        recording = _Recording(self._run, arguments, addresses, self._places, self._changed)
         self._recordings.append(recording)
         return recording
 
@@ -128,13 +127,14 @@ class _Recording:
         addresses: list[int],
         places: dict[int, Tensor],
         changed: Sequence[int],
-        pool: PoolId,
     ) -> None:
         self.lies_at = Addresses(addresses)
         self._places = dict(places)
         self._changed = changed
         self._graph = npu.NPUGraph()
         given = [places.get(i, a) for i, a in enumerate(arguments)]
+        # A pool of its own: results of one recording must not lie where another one has intermediates.
+        pool = npu.graph_pool_handle()
         with torch.inference_mode(False), torch.no_grad(), capture(self._graph, pool):
             results = run(list(given), current_stream_handle())
         inputs = {s: i for i, a in enumerate(given) if (s := a.untyped_storage().data_ptr())}
