@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_npu import _C
-from torch_npu.npu import devices
+from torch_npu.npu import devices, options
 from torch_npu.npu.streams import ExternalEvent, Stream
 
 
@@ -31,12 +31,23 @@ def _fused_infer_attention_score_out_graph(
     return list(kwargs["out"])
 
 
+def _option(name: str) -> str | None:
+    """An option as text, "enable" or "disable"; None for one that this plug-in does not have."""
+    values = {
+        "ALLOW_CONV_HF32": options.conv.allow_hf32,
+        "ALLOW_INTERNAL_FORMAT": options.config.allow_internal_format,
+        "ALLOW_MATMUL_HF32": options.matmul.allow_hf32,
+    }
+    return {True: "enable", False: "disable"}[bool(values[name])] if name in values else None
+
+
 _NAMES = {
     "_npu_fused_infer_attention_score_out_graph": _fused_infer_attention_score_out_graph,
     "_npu_getCurrentRawStream": _current_raw_stream,
     "_npu_getCurrentRawStreamNoWait": _current_raw_stream,  # no task queue here that the other could wait for
     "_npu_getDevice": devices.current_device,
     "_npu_getDeviceCount": devices.device_count,
+    "_npu_getOption": _option,
     "_npu_get_soc_version": devices.get_soc_version,
     "_npu_setDevice": devices.set_device,
     "_npu_synchronize": devices.synchronize,
