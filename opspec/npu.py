@@ -36,7 +36,7 @@ _PRINTED = {"int64_t", "double", "bool", "c10::string_view", "at::IntArrayRef"}
 
 _KEYS = {
     "npu", "doc", "check", "dtypes", "let", "out", "aclnn", "kernel", "meta", "uses", "returns", "composite",
-    "differentiable", "backward", "autocast", "into", "note", "__line__",
+    "differentiable", "backward", "autocast", "into", "none", "note", "__line__",
 }  # fmt: skip
 
 AUTOCAST = {"lower": "the autocast dtype", "float32": "float32"}
@@ -293,16 +293,22 @@ class NpuOp:
     @property
     def result(self) -> str:
         """What the kernel returns."""
-        names = self.row.get("returns", [o.name for o in self.outputs])
+        names = [self.or_none(n) for n in self.row.get("returns", [o.name for o in self.outputs])]
         if not self.schema.returns:
             return ""
         return names[0] if len(self.schema.returns) == 1 else f"{{{', '.join(names)}}}"
+
+    def or_none(self, name: str) -> str:
+        """A result in C++: undefined, None in Python, where the row says so."""
+        condition = self.row.get("none", {}).get(name)
+        return f"({self.translate(condition)} ? at::Tensor() : {name})" if condition else name
 
     @property
     def meta_result(self) -> str:
         """What the meta function returns: the numbers that a kernel finds out are 0."""
         made = {o.name for o in self.outputs} | {b.name for b in self.arguments}
-        names = [n if n in made else "0" for n in self.row.get("returns", [o.name for o in self.outputs])]
+        returns = self.row.get("returns", [o.name for o in self.outputs])
+        names = [self.or_none(n) if n in made else "0" for n in returns]
         if not self.schema.returns:
             return ""
         return names[0] if len(self.schema.returns) == 1 else f"{{{', '.join(names)}}}"

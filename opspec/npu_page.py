@@ -56,7 +56,9 @@ def _lines(op: NpuOp) -> Iterator[str]:
         yield "\n| result | shape | dtype |\n|---|---|---|\n"
         for o in op.outputs:
             dtype = f"that of {o.dtype}" if o.dtype in op.tensors else f"`{o.dtype}`"
-            yield f"| {o.name} | `{_cell(o.shape)}` | {_cell(dtype)} |\n"
+            none = op.row.get("none", {}).get(o.name)
+            shape = f"`{_cell(o.shape)}`" + (f"; None where `{_cell(none)}`" if none else "")
+            yield f"| {o.name} | {shape} | {_cell(dtype)} |\n"
     by_dtypes: dict[str, list[str]] = {}
     for name, dtypes in op.dtypes.items():
         by_dtypes.setdefault(_dtypes(dtypes), []).append(name)

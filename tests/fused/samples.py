@@ -109,6 +109,16 @@ SAMPLES: dict[str, Callable[[], Call]] = {
         r(5, 11), whole(11, 5), lse_square_scale_for_zloss=0.1, return_zloss=True
     ),
     "npu_cross_entropy_loss_backward": lambda: call(r(1), r(5, 11).log_softmax(-1), whole(11, 5)),
+    "npu_fused_linear_online_max_sum": lambda: call(
+        r(5, 8).half(), r(11, 8).half(), whole(30, 5), 7, 17, return_logits=True
+    ),
+    "npu_fused_cross_entropy_loss_with_max_sum": lambda: call(
+        positive(5) * 5, positive(5), r(5), vocab_parallel_logits=r(5, 11)
+    ),
+    "npu_fused_linear_cross_entropy_loss_with_max_sum_backward": lambda: call(
+        r(5), r(5, 8).half(), r(11, 8).half(), whole(256, 1, dtype=torch.uint8), whole(11, 5),
+        logits_max=positive(5) * 5, sum_exp_logits=positive(5),
+    ),
     "npu_top_k_top_p": lambda: call(r(4, 20), torch.rand(4), whole(20, 4, low=1, dtype=torch.int32)),
     "npu_scatter_pa_kv_cache": lambda: call(
         r(5, 2, 16), r(5, 2, 16), torch.zeros(3, 2, 4, 16), torch.zeros(3, 2, 4, 16), torch.randperm(12)[:5]
@@ -169,6 +179,11 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     "npu_anti_quant": lambda: call(int8(5, 16), positive(16)),
     "npu_trans_quant_param": lambda: call(positive(16), r(16)),
     "npu_quant_matmul": lambda: call(int8(5, 16), int8(16, 24), positive(24), output_dtype=torch.float16),
+    "npu_dequant_bias": lambda: call(whole(99, 5, 7, dtype=torch.int32), positive(7), positive(5), r(7)),
+    "npu_quant_matmul_dequant": lambda: call(r(5, 16).half(), int8(24, 16), positive(24)),
+    "npu_quant_grouped_matmul_dequant": lambda: call(
+        r(5, 16).half(), int8(3, 24, 16), positive(3, 24), torch.tensor([2, 2, 4])
+    ),
     "npu_weight_quant_batchmatmul": lambda: call(r(5, 16), int8(16, 24), positive(24), r(24)),
     "npu_convert_weight_to_int4pack": lambda: call(whole(8, 5, 16, low=-8, dtype=torch.int32)),
     "npu_dequant_swiglu_quant": lambda: call(
@@ -181,6 +196,9 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     "npu_rotary_mul_backward": lambda: call(r(2, 5, 3, 16), r(2, 5, 3, 16), *angles(1, 5, 1, 16)),
     "npu_apply_rotary_pos_emb": lambda: call(r(2, 5, 4, 16), r(2, 5, 2, 16), *angles(2, 5, 1, 16)),
     "npu_interleave_rope": lambda: call(r(2, 3, 5, 16), *angles(2, 1, 5, 16)),
+    "npu_mrope": lambda: call(
+        whole(9, 3, 5), r(5, 48), r(5, 32), r(9, 12), 16, mrope_section=[2, 1, 3], rotary_mode="interleave"
+    ),
     # vision
     "npu_iou": lambda: call(boxes(5), boxes(7)),
     "npu_giou": lambda: call(boxes(5).T.contiguous(), boxes(7).T.contiguous(), is_cross=True),
