@@ -14,6 +14,10 @@ npu: Any = torch.get_device_module("npu")
 # ModuleState(members, empty, attributes, values): whether dictionaries hold what they held, tensors their memory, and
 # the tensors `values` what is in it (is_unchanged()), and which modules are in train mode (training()).
 ModuleState: Any = torch_npu._C._ModuleState
+# RecordedCall(state, lane, args, kwargs, graphs): a call that graphs stand for as long as nothing differs; `graphs`: of
+# each the graph, the memory of its results, and for each storage in it a tensor and the count of its uses when no
+# caller holds it. replay(args, kwargs) gives results, or None where something differs.
+RecordedCall: Any = torch_npu._C._RecordedCall
 # Addresses(addresses).are_those_of(tensors): whether each tensor of a list lies there; 0 stands for any address.
 Addresses: Any = torch_npu._C._Addresses
 # Lane(): memory that graphs share which never run at the same time. `pool` names it; is_free() says whether no forward

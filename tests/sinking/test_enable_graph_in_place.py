@@ -2,12 +2,13 @@
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from capturing import churn, eagerly
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_npu
 from torchtitan_npu.sinking import GraphEntry, clear_graphs
@@ -230,3 +231,105 @@ def test_another_outcome_of_forward_leaves_the_copies_and_says_why() -> None:
         assert torch.equal(y, x + 1)
     assert entry().launches == 3
     assert "its outputs were" in entry().reason_for_copies
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = net()
+
+    def forward(self, x: torch.Tensor, *, by: float = 1.0, more: object = None) -> torch.Tensor:
+        return self.body(x) * by + (sum(more) if isinstance(more, list) else 0)
+
+
+def other_calls(model: Scaled, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    """Calls that a recording of ``model(x, by=2.0)`` does not stand for."""
+    elsewhere, wider, other = x.clone(), torch.randn(9, 5, device="npu"), torch.randn(2, 5, device="npu").half()
+
+    def with_training() -> torch.Tensor:
+        model.body.train()
+        try:
+            return model(x, by=2.0)
+        finally:
+            model.body.eval()
+
+    def under_autocast() -> torch.Tensor:
+        with torch.autocast("npu", torch.bfloat16):
+            return model(x, by=2.0)
+
+    def with_gradients() -> torch.Tensor:
+        with torch.enable_grad():
+            return model(x, by=2.0)
+
+    return {
+        "another place": lambda: model(elsewhere, by=2.0),
+        "another shape": lambda: model(wider, by=2.0),
+        "other strides": lambda: model(wider.t()[:, :5], by=2.0),
+        "another constant": lambda: model(x, by=3.0),
+        "without the keyword": lambda: model(x),
+        "one more keyword": lambda: model(x, by=2.0, more=None),
+        "training": with_training,
+        "autocast": under_autocast,
+        "gradients": with_gradients,
+        "another dtype": lambda: model(other.float(), by=2.0),
+    }
+
+
+def test_calls_that_differ_in_one_thing() -> None:
+    for name in other_calls(Scaled(), torch.zeros(2, 5)):
+        clear_graphs()
+        model, x = Scaled(), torch.randn(2, 5, device="npu")
+        require_both(model, x, other_calls(model, x)[name])
+
+
+def require_both(model: Scaled, x: torch.Tensor, call: Callable[[], torch.Tensor]) -> None:
+    two = 2.0
+    for _ in range(3):
+        with torch_npu.enable_graph():
+            y = model(x, by=two)
+            z = call()
+        assert torch.equal(y, model(x, by=two))
+        want = call()
+        assert z.dtype == want.dtype
+        assert z.requires_grad == want.requires_grad
+        assert torch.equal(z, want)
+
+
+def test_a_list_of_other_numbers_is_another_call() -> None:
+    model, x, more = Scaled(), torch.randn(2, 5, device="npu"), [1.0]
+    for n in range(6):
+        more[0] = float(n // 2)
+        with torch_npu.enable_graph(strict=True):
+            y = model(x, more=more)
+        assert torch.equal(y, model(x, more=more))
+
+
+def test_hooks_for_all_modules_are_run() -> None:
+    model, x, seen = net(), torch.randn(2, 5, device="npu"), []
+    with torch_npu.enable_graph():
+        for _ in range(3):
+            model(x)
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+        with pytest.warns(UserWarning, match="hooks for all modules"):
+            model(x)
+        handle.remove()
+        count = len(seen)
+        model(x)
+    assert count > 0
+    assert len(seen) == count
+
+
+def test_dispatch_modes_see_the_operators() -> None:
+    model, x, seen = net(), torch.randn(2, 5, device="npu"), []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch_npu.enable_graph():
+        for _ in range(3):
+            model(x)
+        with pytest.warns(UserWarning, match="dispatch mode"), Seeing():
+            model(x)
+    assert seen

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtitan_npu.driver import Lane, npu
+from torchtitan_npu.sinking.latest import LatestCall
 from torchtitan_npu.sinking.reasons import CannotSink, GraphSinkingWarning
 from torchtitan_npu.sinking.recording import Recording
 from torchtitan_npu.sinking.signature import Arguments, describe_leaf, flatten, modes
@@ -52,11 +53,13 @@ class ModuleGraphs:
         self.watch = ModuleWatch(module)
         self.lanes: list[Lane] = []
         self.sunk: OrderedDict[Hashable, Sunk] = OrderedDict()
+        self.latest: dict[bool, LatestCall] = {}  # with outputs to keep, and without
 
     def refresh(self, module: nn.Module) -> None:
         """Forgets the graphs if the module is not what it was."""
         if not self.watch.is_unchanged():
             self.sunk.clear()
+            self.latest.clear()
             self.watch = ModuleWatch(module)
             self.watch.require_no_hooks(module)
 
@@ -66,8 +69,18 @@ class ModuleGraphs:
             found = self.sunk[key] = Sunk(", ".join(map(describe_leaf, arguments.leaves)))
         self.sunk.move_to_end(key)
         while len(self.sunk) > limit:
-            self.sunk.popitem(last=False)
+            _, gone = self.sunk.popitem(last=False)
+            self.latest = {keep: call for keep, call in self.latest.items() if call.sunk is not gone}
         return found
+
+    def remember(
+        self, sunk: Sunk, recording: Recording, arguments: Arguments, args: Any, kwargs: Any, keep: bool
+    ) -> None:
+        """Makes this the call that is looked for first, if graphs read its arguments where they lie."""
+        graphs = recording.in_place_graphs(arguments.tensors, keep)
+        latest = self.latest.get(keep)
+        if graphs and LatestCall.applies_to(arguments) and not (latest is not None and latest.has(graphs)):
+            self.latest[keep] = LatestCall(sunk, recording, graphs, self.watch, args, kwargs)
 
     def free_lane(self, preferred: dict[int, Recording]) -> int:
         """One that has a recording already, else one that exists, else a new one."""
@@ -113,6 +126,12 @@ def run(
     call: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> Any:
     """The result of a module call, from a graph where one can stand for it."""
+    known = _graphs.get(module)
+    if known is not None and (latest := known.latest.get(options.copy_outputs)) is not None:
+        with known.lock:
+            outputs = latest.replay(args, kwargs)
+        if outputs is not None:
+            return outputs[0]
     if not _concerns_npu(module, args, kwargs) or npu.is_current_stream_capturing():
         return call(*args, **kwargs)
     try:
@@ -148,6 +167,7 @@ def _replay_or_record(
     recording = sunk.recordings.get(number)
     if recording is not None:
         sunk.replays += 1
+        graphs.remember(sunk, recording, arguments, args, kwargs, options.copy_outputs)
         return recording.replay(call, module, arguments, graphs.watch, options.copy_outputs, options.follow_memory)
     result = call(*args, **kwargs)
     try:

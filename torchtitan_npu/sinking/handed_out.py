@@ -21,6 +21,10 @@ class HandedOut:
     def _use_counts(self) -> list[int]:
         return [torch._C._storage_Use_Count(storage) for storage in self._one_of_each]
 
+    def unused(self) -> list[tuple[Tensor, int]]:
+        """One tensor of each storage, and how many hold the storage when it is free."""
+        return list(zip(self._one_of_each.values(), self._unused, strict=True))
+
     def is_free(self) -> bool:
         return self._use_counts() == self._unused
 

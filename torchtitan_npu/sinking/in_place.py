@@ -56,6 +56,10 @@ class InPlaceGraph:
         self._graph.replay()
         return [r.detach() for r in self._results]
 
+    def parts(self) -> tuple[Any, list[Tensor], list[tuple[Tensor, int]]]:
+        """What a RecordedCall needs of it."""
+        return self._graph, self._results, self._handed_out.unused()
+
 
 class InPlaceGraphs:
     """The graphs of one recording, the least recently used first."""
@@ -106,6 +110,10 @@ class InPlaceGraphs:
             self.record(record)
             return self._free(key)
         return None
+
+    def of(self, key: Key) -> list[InPlaceGraph]:
+        """All graphs for these addresses."""
+        return [graph for graph in self._graphs if graph.key == key]
 
     def _free(self, key: Key) -> InPlaceGraph | None:
         for graph in list(self._graphs):

@@ -122,9 +122,17 @@ class Recording:
             results = self._replay_forward(arguments.tensors, copy, record)
         else:
             results = self._training.replay(given, [*(v for v in given if v.requires_grad), *watch.parameters], copy)
+        return self.outputs_of(given, results)
+
+    def outputs_of(self, given: list[Tensor], results: list[Tensor]) -> Any:
+        """What the module returns, for these arguments, where the graph's results are these."""
         remaining = iter(results)
         leaves = [o.value(given, remaining) for o in self.outputs]
         return pytree.tree_unflatten(leaves, self.spec)
+
+    def in_place_graphs(self, given: Sequence[Tensor], copy: bool) -> list[InPlaceGraph]:
+        """Those that read all of these arguments where they lie."""
+        return self.in_place.of((copy, tuple(t.data_ptr() for t in given)))
 
     def _replay_forward(
         self, given: Sequence[Tensor], copy: bool, record: Callable[[Key], InPlaceGraph] | None

@@ -37,9 +37,9 @@ class ModuleWatch:
         members = [getattr(m, name) for m in modules for name in _MEMBERS]
         hooks = [getattr(m, name) for m in modules for name in _HOOKS]
         # Filling one that is empty changes what a call does, too.
-        self._state = ModuleState(
+        self.state = ModuleState(
             members=[d for d in members if d],
-            empty=hooks + [d for d in members if not d],
+            empty=hooks + [d for d in members if not d] + _GLOBAL_HOOKS,
             attributes=list(map(vars, modules)),
             values=[t for m in modules for t in _folded_by(m)],
         )
@@ -48,11 +48,11 @@ class ModuleWatch:
 
     def is_unchanged(self) -> bool:
         """False if the graphs of the module no longer stand for it."""
-        return self._state.is_unchanged()
+        return self.state.is_unchanged()
 
     def training(self) -> bytes:
         """Which of the modules are in train mode: part of a graph's key."""
-        return self._state.training()
+        return self.state.training()
 
     def require_no_hooks(self, module: nn.Module) -> None:
         """Raises CannotSink: a replay would not run them."""

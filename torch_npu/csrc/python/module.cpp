@@ -17,4 +17,5 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_vm_pool(m);
   torch_npu::python::bind_trace(m);
   torch_npu::python::bind_module_state(m);
+  torch_npu::python::bind_recorded_call(m);
 }
