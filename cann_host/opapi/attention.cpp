@@ -72,7 +72,9 @@ bool flash_takes(const Attention& a) {
   for (const auto* t : {&a.query, &a.key, &a.value}) {
     if (t->stride(-1) != 1 || t->numel() == 0) return false;
   }
-  return a.keep == 1 && a.query.size(3) == a.value.size(3) && a.value.size(1) == a.key.size(1);
+  // Its bias has query's dtype; distances would lose too much in 16 bits.
+  const bool bias_fits = !a.shift.has_value() || a.shift->scalar_type() == a.query.scalar_type();
+  return a.keep == 1 && bias_fits && a.query.size(3) == a.value.size(3) && a.value.size(1) == a.key.size(1);
 }
 
 /// A bias as the flash kernel wants it: two or four dimensions.

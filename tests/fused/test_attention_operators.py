@@ -415,9 +415,9 @@ def test_fake_shapes() -> None:
         ({"input_layout": "BSH"}, ValueError, "must have 4 dimensions in layouts BSND and BNSD, 3 in the others"),
         ({"head_num": 3}, ValueError, "number of query's heads.*head_num=3"),
         ({"keep_prob": 0.0}, ValueError, r"keep_prob must lie in \(0, 1\]"),
-        ({"sparse_mode": 8}, NotImplementedError, "7 and 8 are not supported"),
+        ({"sparse_mode": 9}, ValueError, "sparse_mode must be one of 0 to 8"),
         ({"sparse_mode": 6}, ValueError, "needs `prefix`"),
-        ({"softmax_layout": "same_as_input"}, NotImplementedError, "softmax_layout is not supported"),
+        ({"softmax_layout": "same_as_input"}, ValueError, "softmax_layout must be empty, or TND"),
     ],
 )
 def test_refusals(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -427,7 +427,7 @@ def test_refusals(arguments: dict[str, Any], error: type[Exception], text: str) 
         torch_npu.npu_fusion_attention(q, k, v, **arguments)
 
 
-def test_quantized_caches_are_refused() -> None:
+def test_scales_of_plain_caches_are_refused() -> None:
     q, k, v = (t.npu() for t in inputs(1, 7))
-    with pytest.raises(NotImplementedError, match="antiquant_scale is not supported"):
+    with pytest.raises(ValueError, match="keys and values in int8 need antiquant_scale; others must not have it"):
         torch_npu.npu_incre_flash_attention(q, k, v, num_heads=4, input_layout="BNSD", antiquant_scale=q)

@@ -294,6 +294,40 @@ def test_products_of_quantized_matrices() -> None:
     assert torch.equal(sums.cpu().long(), exact + bias)
 
 
+@pytest.mark.parametrize("one", [False, True])
+def test_products_in_int8_with_an_offset(one: bool) -> None:
+    torch.manual_seed(0)
+    x1, x2 = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((2, 6, 40), (40, 24)))
+    scale, offset = torch.rand(24) / 500, torch.randn(1 if one else 24) * 20
+    bias = torch.randint(-9999, 9999, (24,), dtype=torch.int32)
+    y = torch_npu.npu_quant_matmul(x1.npu(), x2.npu(), scale.npu(), offset=offset.npu(), bias=bias.npu())
+    expected = ((x1.long() @ x2.long() + bias) * scale.double() + offset.double()).round().clamp(-128, 127)
+    assert y.dtype == torch.int8
+    assert (y.cpu().double() - expected).abs().max() <= 1  # where float32 rounds the other way
+    with pytest.raises(NotImplementedError, match="belongs to a result in int8"):
+        torch_npu.npu_quant_matmul(x1.npu(), x2.npu(), scale.npu(), offset=offset.npu(), output_dtype=torch.float16)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_products_with_quantized_weights_and_results(rows: int, wrapped: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(rows, 32).half()
+    weight = torch.randint(-128, 128, (16, 32), dtype=torch.int8)
+    scale, bias = (torch.rand(16) / 10).half(), torch.randn(16).half()
+    quant, offset = torch.rand(16) + 0.5, torch.randint(-9, 9, (16,)).float()
+    given = {"quant_scale": quant.npu(), "quant_offset": offset.npu()}
+    if wrapped:
+        given = {"quant_scale": torch_npu.npu_trans_quant_param(quant.npu(), offset.npu())}
+    y = torch_npu.npu_weight_quant_batchmatmul(x.npu(), weight.npu().t(), scale.npu(), bias=bias.npu(), **given)
+    product = x.double() @ (weight.double().T * scale.double()) + bias.double()
+    expected = (product * quant.double() + offset.double()).round().clamp(-128, 127)
+    assert y.dtype == torch.int8
+    assert (y.cpu().double() - expected).abs().max() <= 1
+    with pytest.raises(ValueError, match="quant_offset needs quant_scale"):
+        torch_npu.npu_weight_quant_batchmatmul(x.npu(), weight.npu().t(), scale.npu(), quant_offset=offset.npu())
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("group", [0, 8])
 def test_products_with_quantized_weights(packed: bool, group: int) -> None:

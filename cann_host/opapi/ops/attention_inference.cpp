@@ -7,11 +7,29 @@ namespace {
 
 using Optional = std::optional<at::Tensor>;
 
+/// What int8 keys or values stand for: (number + offset) * scale, each of them for
+enum AntiquantMode : int64_t {
+  kChannel = 0,    // one of [N, D], or all ([1])
+  kToken = 1,      // a token: [B, S]
+  kHead = 2,       // a head: [N]
+  kTokenHead = 3,  // a token of a head: [B, N, S]
+  kPage = 4,       // a token of a paged cache: [blocks, block size]
+  kPageHead = 5,   // a token of a head of a paged cache: [blocks, N, block size]
+};
+
+struct Antiquant {
+  Optional scale, offset;  // no scale: the numbers are not quantized
+  int64_t mode = kChannel;
+};
+
 /// One call of the family, whatever the operator.
 struct Inference {
   at::Tensor query;
   std::vector<at::Tensor> key, value;  // one for all sequences, or one each
   Optional shift, hidden, query_rope, key_rope, sink;
+  Antiquant of_key, of_value;
+  Optional key_prefix, value_prefix;  // [1, …] in the layout of keys: they come first in each sequence
+  std::optional<int64_t> prefix_length;
   at::IntArrayRef query_lengths, key_lengths;  // empty: whole
   at::Tensor block_table;
   int64_t block_size = 0;
@@ -60,6 +78,60 @@ at::Tensor cached(const Inference& call, const std::vector<at::Tensor>& cache, i
   const auto all = by_heads(cache[one_each ? sequence : 0], call.layout, call.key_heads);
   const int64_t place = one_each ? 0 : sequence;
   return all.slice(0, place, place + 1).slice(2, 0, length);
+}
+
+/// Numbers of an Antiquant for the keys or values of one sequence, to be combined with [1, N, length, D].
+at::Tensor numbers_for(const Inference& call, const at::Tensor& numbers, int64_t mode, int64_t sequence,
+                       int64_t length) {
+  const auto wide = numbers.to(at::kFloat);
+  const auto of_batch = [&](at::IntArrayRef sizes) { return wide.reshape(sizes)[sequence]; };
+  const auto paged = [&](const at::Tensor& by_block) {  // [blocks, N, block size]
+    TORCH_CHECK(call.is_paged(), "antiquant mode ", mode, " is for paged keys and values");
+    const auto blocks =
+        call.block_table[sequence].slice(0, 0, (length + call.block_size - 1) / call.block_size);
+    return by_block.index_select(0, blocks).transpose(0, 1).flatten(1, 2).slice(1, 0, length);
+  };
+  TORCH_CHECK(!call.is_ragged() || mode == kChannel || mode == kHead, "antiquant mode ", mode,
+              " is not for layout TND; cann_host has 0 and 2 there");
+  switch (mode) {
+    case kChannel:
+      return wide.numel() == 1 ? wide.reshape({1, 1, 1, 1}) : wide.reshape({1, call.key_heads, 1, -1});
+    case kToken:
+      return of_batch({call.batch(), -1}).slice(0, 0, length).view({1, 1, length, 1});
+    case kHead:
+      return wide.reshape({1, call.key_heads, 1, 1});
+    case kTokenHead:
+      return of_batch({call.batch(), call.key_heads, -1}).slice(1, 0, length).unsqueeze(0).unsqueeze(-1);
+    case kPage:
+      return paged(wide.reshape({-1, 1, call.block_size})).unsqueeze(0).unsqueeze(-1);
+    case kPageHead:
+      return paged(wide.reshape({-1, call.key_heads, call.block_size})).unsqueeze(0).unsqueeze(-1);
+    default:
+      TORCH_CHECK(false, "antiquant mode is ", mode, "; known: 0 to 5");
+  }
+}
+
+at::Tensor dequantized(const Inference& call, const at::Tensor& stored, const Antiquant& quant,
+                       int64_t sequence) {
+  if (!quant.scale.has_value()) return stored;
+  const int64_t length = stored.size(2);
+  auto values = stored.to(at::kFloat);
+  if (quant.offset.has_value())
+    values = values + numbers_for(call, *quant.offset, quant.mode, sequence, length);
+  return (values * numbers_for(call, *quant.scale, quant.mode, sequence, length))
+      .to(call.query.scalar_type());
+}
+
+/// Keys or values of one sequence, as numbers and behind the prefix that all share.
+at::Tensor complete(const Inference& call, const at::Tensor& stored, const Antiquant& quant,
+                    const Optional& prefix, int64_t sequence) {
+  const at::Tensor own = dequantized(call, stored, quant, sequence);
+  if (!prefix.has_value()) return own;
+  TORCH_CHECK(!quant.scale.has_value() || quant.mode == kChannel || quant.mode == kHead, "antiquant mode ",
+              quant.mode, " has no numbers for a shared prefix; cann_host takes one with modes 0 and 2");
+  auto first = by_heads(*prefix, call.layout, call.key_heads);
+  if (call.prefix_length.has_value()) first = first.slice(2, 0, *call.prefix_length);
+  return at::cat({dequantized(call, first, quant, 0), own}, 2);
 }
 
 Attention options(const Inference& call) {
@@ -126,6 +198,7 @@ Optional part_of(const Optional& t, int64_t i, int64_t batch, int64_t queries, i
 /// All sequences by the decode kernel at once, where that takes them.
 std::optional<AttentionResult> decode_all(const Inference& call, const std::vector<Span>& parts) {
   if (call.is_ragged() || call.key.size() > 1 || call.query_rope.has_value() || parts.empty()) return {};
+  if (call.of_key.scale.has_value() || call.key_prefix.has_value()) return {};
   if (call.sparse_mode == 2 || call.sparse_mode == 4) return {};
   Attention a = options(call);
   a.query = by_heads(call.query, call.layout, call.heads);
@@ -170,15 +243,17 @@ void run(const Inference& call, const at::Tensor& out, const at::Tensor& log_sum
       return by_heads(t, call.layout, call.heads).slice(0, i, i + 1).slice(2, 0, s.query_length);
     };
     a.query = queries_of(call.query);
-    a.key = cached(call, call.key, i, s.key_begin, s.key_length);
-    a.value = cached(call, call.value, i, s.key_begin, s.key_length);
+    a.key =
+        complete(call, cached(call, call.key, i, s.key_begin, s.key_length), call.of_key, call.key_prefix, i);
+    a.value = complete(call, cached(call, call.value, i, s.key_begin, s.key_length), call.of_value,
+                       call.value_prefix, i);
     if (call.query_rope.has_value()) {
       a.query = at::cat({a.query, queries_of(*call.query_rope)}, -1);
       a.key = at::cat({a.key, cached(call, {*call.key_rope}, i, s.key_begin, s.key_length)}, -1);
     }
     const bool whole_mask = call.sparse_mode < 2;
-    a.hidden = whole_mask ? part_of(a.hidden, i, call.batch(), s.query_length, s.key_length) : a.hidden;
-    a.shift = part_of(a.shift, i, call.batch(), s.query_length, s.key_length);
+    a.hidden = whole_mask ? part_of(a.hidden, i, call.batch(), s.query_length, a.key.size(2)) : a.hidden;
+    a.shift = part_of(a.shift, i, call.batch(), s.query_length, a.key.size(2));
     const auto result = attend(a);
     const auto place = [&](const at::Tensor& t) {
       if (call.is_ragged())
@@ -188,6 +263,24 @@ void run(const Inference& call, const at::Tensor& out, const at::Tensor& log_sum
     place(call.is_ragged() ? out : output_by_heads(call, out)).copy_(result.out);
     if (log_sum_exp.defined()) place(log_sum_exp).copy_(result.log_sum_exp.unsqueeze(-1));
   }
+}
+
+/// Scales (and offsets) of keys and of values: tensors of their own, or both in one.
+void set_antiquant(Inference& call, const Optional& scale, const Optional& offset, int64_t mode,
+                   Antiquant key, Antiquant value) {
+  if (scale.has_value()) {
+    const auto part = [](const Optional& both, int64_t i) {
+      return both.has_value() ? Optional((*both)[i]) : std::nullopt;
+    };
+    key = {part(scale, 0), part(offset, 0), mode};
+    value = {part(scale, 1), part(offset, 1), mode};
+  }
+  const bool is_int8 = call.key[0].scalar_type() == at::kChar;
+  TORCH_CHECK(is_int8 == key.scale.has_value() && is_int8 == value.scale.has_value(),
+              "scales of keys and values belong to int8, and int8 needs them; keys are ",
+              call.key[0].scalar_type());
+  call.of_key = key;
+  call.of_value = value;
 }
 
 /// What every operator of the family says; fields that only some have follow.
@@ -249,11 +342,10 @@ void IncreFlashAttentionV4(const at::Tensor& query, const std::vector<at::Tensor
           {"dequantScale2", &dequantScale2},
           {"quantScale2", &quantScale2},
           {"quantOffset2", &quantOffset2},
-          {"antiquantScale", &antiquantScale},
-          {"antiquantOffset", &antiquantOffset},
           {"kvPaddingSize", &kvPaddingSize}});
   auto call = inference(query, key, value, pseShift, attenMask, actualSeqLengths, numHeads, numKeyValueHeads,
                         scaleValue, inputLayout);
+  set_antiquant(call, antiquantScale, antiquantOffset, kChannel, {}, {});
   call.block_table = blockTable.value_or(at::Tensor());
   call.block_size = blockSize;
   run(call, attentionOut, {});
@@ -268,31 +360,31 @@ void FusedInferAttentionScoreV4(
     const Optional& queryPaddingSize, const Optional& kvPaddingSize, const Optional& keyAntiquantScale,
     const Optional& keyAntiquantOffset, const Optional& valueAntiquantScale,
     const Optional& valueAntiquantOffset, const Optional& keySharedPrefix, const Optional& valueSharedPrefix,
-    at::OptionalIntArrayRef, const Optional& queryRope, const Optional& keyRope,
+    at::OptionalIntArrayRef actualSharedPrefixLen, const Optional& queryRope, const Optional& keyRope,
     const Optional& keyRopeAntiquantScale, const Optional& dequantScaleQuery, const Optional& learnableSink,
     int64_t numHeads, double scaleValue, int64_t preTokens, int64_t nextTokens, std::string_view inputLayout,
-    int64_t numKeyValueHeads, int64_t sparseMode, int64_t, int64_t blockSize, int64_t, bool softmaxLseFlag,
-    int64_t, int64_t, int64_t, at::Tensor& attentionOut, at::Tensor& softmaxLse) {
+    int64_t numKeyValueHeads, int64_t sparseMode, int64_t, int64_t blockSize, int64_t antiquantMode,
+    bool softmaxLseFlag, int64_t keyAntiquantMode, int64_t valueAntiquantMode, int64_t,
+    at::Tensor& attentionOut, at::Tensor& softmaxLse) {
   refuse({{"deqScale1", &deqScale1},
           {"quantScale1", &quantScale1},
           {"deqScale2", &deqScale2},
           {"quantScale2", &quantScale2},
           {"quantOffset2", &quantOffset2},
-          {"antiquantScale", &antiquantScale},
-          {"antiquantOffset", &antiquantOffset},
           {"queryPaddingSize", &queryPaddingSize},
           {"kvPaddingSize", &kvPaddingSize},
-          {"keyAntiquantScale", &keyAntiquantScale},
-          {"keyAntiquantOffset", &keyAntiquantOffset},
-          {"valueAntiquantScale", &valueAntiquantScale},
-          {"valueAntiquantOffset", &valueAntiquantOffset},
-          {"keySharedPrefix", &keySharedPrefix},
-          {"valueSharedPrefix", &valueSharedPrefix},
           {"keyRopeAntiquantScale", &keyRopeAntiquantScale},
           {"dequantScaleQuery", &dequantScaleQuery}});
   auto call = inference(query, key, value, pseShift, attenMask, actualSeqLengthsKv, numHeads,
                         numKeyValueHeads, scaleValue, inputLayout);
   call.query_lengths = actualSeqLengths.value_or(at::IntArrayRef());
+  set_antiquant(call, antiquantScale, antiquantOffset, antiquantMode,
+                {keyAntiquantScale, keyAntiquantOffset, keyAntiquantMode},
+                {valueAntiquantScale, valueAntiquantOffset, valueAntiquantMode});
+  call.key_prefix = keySharedPrefix;
+  call.value_prefix = valueSharedPrefix;
+  if (actualSharedPrefixLen.has_value() && !actualSharedPrefixLen->empty())
+    call.prefix_length = actualSharedPrefixLen->front();
   call.query_rope = queryRope;
   call.key_rope = keyRope;
   call.sink = learnableSink;

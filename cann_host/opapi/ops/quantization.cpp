@@ -11,6 +11,15 @@ using Optional = std::optional<at::Tensor>;
 
 constexpr int64_t kAclInt8 = 2;  // aclDataType
 
+/// Where TransQuantParamV2 puts an offset, above the bits of a scale.
+constexpr int64_t kNineBits = 511, kPlaceOfOffset = 37;
+
+/// The offset in what TransQuantParamV2 made.
+at::Tensor offset_of_scale(const at::Tensor& scale) {
+  const auto bits = scale.bitwise_right_shift(kPlaceOfOffset).bitwise_and(kNineBits);
+  return at::where(bits.gt(kNineBits / 2), bits - (kNineBits + 1), bits);
+}
+
 /// One number an element of dimension `axis`, to be combined with a tensor of that rank.
 at::Tensor along(const at::Tensor& values, const at::Tensor& x, int64_t axis) {
   if (values.numel() == 1) return values.reshape(at::IntArrayRef());
@@ -124,9 +133,8 @@ void DynamicQuantV3(const at::Tensor& x, const Optional& smoothScales, const Opt
 void TransQuantParamV2(const at::Tensor& scale, const Optional& offset, at::Tensor& out) {
   auto bits = scale.contiguous().view(at::kInt).to(at::kLong).bitwise_and(0xffffffff);
   if (offset.has_value()) {
-    constexpr int64_t nine_bits = 511, place = 37;
-    const auto rounded = offset->round().clamp(-256, 255).to(at::kLong).bitwise_and(nine_bits);
-    bits = bits.bitwise_or(rounded.bitwise_left_shift(place));
+    const auto rounded = offset->round().clamp(-256, 255).to(at::kLong).bitwise_and(kNineBits);
+    bits = bits.bitwise_or(rounded.bitwise_left_shift(kPlaceOfOffset));
   }
   out.copy_(bits.view(out.sizes()));
 }
@@ -135,8 +143,8 @@ void QuantMatmulV5(const at::Tensor& x1, const at::Tensor& x2, const Optional& x
                    const at::Tensor& x2Scale, const Optional& yScale, const Optional& x1Offset,
                    const Optional& x2Offset, const Optional& yOffset, const Optional& bias, bool transposeX1,
                    bool transposeX2, int64_t groupSize, at::Tensor& out) {
-  TORCH_CHECK(!yScale.has_value() && !x1Offset.has_value() && !x2Offset.has_value() && groupSize == 0,
-              "yScale, x1Offset, x2Offset and groups are not in cann_host");
+  TORCH_CHECK(!yScale.has_value() && !x1Offset.has_value() && groupSize == 0,
+              "yScale, x1Offset and groups are not in cann_host");
   auto a = as_int8(x1), b = as_int8(x2);
   if (transposeX1) a = a.transpose(-1, -2);
   if (transposeX2) b = b.transpose(-1, -2);
@@ -150,7 +158,9 @@ void QuantMatmulV5(const at::Tensor& x1, const at::Tensor& x2, const Optional& x
   auto result = product.to(at::kFloat) * plain_scale(x2Scale);
   if (x1Scale.has_value()) result = result * x1Scale->to(at::kFloat).unsqueeze(-1);
   if (bias.has_value() && !integer_bias) result = result + bias->to(at::kFloat);
-  if (yOffset.has_value()) result = result + *yOffset;
+  for (const auto* offset : {&x2Offset, &yOffset}) {
+    if (offset->has_value() && (*offset)->numel() > 0) result = result + **offset;
+  }
   if (out.scalar_type() == at::kChar) {
     store_rounded(result, at::kChar, out);
   } else {
@@ -162,8 +172,9 @@ void WeightQuantBatchMatmulV3(const at::Tensor& x, const at::Tensor& weight, con
                               const Optional& antiquantOffset, const Optional& quantScale,
                               const Optional& quantOffset, const Optional& bias, int64_t antiquantGroupSize,
                               int64_t, at::Tensor& y) {
-  TORCH_CHECK(!quantScale.has_value() && !quantOffset.has_value(), "a quantized result is not in cann_host");
-  if (antiquantGroupSize == 0 && multiply_int8(x, weight, antiquantScale, antiquantOffset, y)) {
+  TORCH_CHECK(quantScale.has_value() || !quantOffset.has_value(), "quantOffset needs quantScale");
+  if (antiquantGroupSize == 0 && !quantScale.has_value() &&
+      multiply_int8(x, weight, antiquantScale, antiquantOffset, y)) {
     if (bias.has_value()) y.add_(*bias);
     return;
   }
@@ -179,7 +190,17 @@ void WeightQuantBatchMatmulV3(const at::Tensor& x, const at::Tensor& weight, con
   values = values * per_element(antiquantScale);
   auto result = at::matmul(x.to(at::kFloat), values);
   if (bias.has_value()) result = result + *bias;
-  y.copy_(result);
+  if (!quantScale.has_value()) {
+    y.copy_(result);
+    return;
+  }
+  result = result * plain_scale(*quantScale);
+  if (quantScale->scalar_type() == at::kLong) {
+    result = result + offset_of_scale(*quantScale);
+  } else if (quantOffset.has_value()) {
+    result = result + *quantOffset;
+  }
+  store_rounded(result, at::kChar, y);
 }
 
 void ConvertWeightToINT4Pack(const at::Tensor& weight, at::Tensor& weightInt4Pack) {

@@ -60,10 +60,10 @@ at::Tensor dropout_mask_again(const at::Tensor& like, double keep_prob, int64_t 
 AttentionDropout attention_dropout(const at::Tensor& query, const at::Tensor& key, int64_t head_num,
                                    std::string_view layout, at::OptionalIntArrayRef query_ends,
                                    at::OptionalIntArrayRef key_ends, double keep_prob, int64_t seed,
-                                   int64_t offset) {
+                                   int64_t offset, const std::optional<at::Tensor>& given) {
   if (keep_prob == 1) return {};
   AttentionDropout dropout{{}, seed, offset, 0};
-  if (seed == 0 && offset == 0) {
+  if (seed == 0 && offset == 0 && !given.has_value()) {
     constexpr uint64_t kNumbersPerThread = 10;  // what one CANN operator may use
     const auto drawn =
         generator_or_default(std::nullopt, query.device().index()).philox_engine_inputs(kNumbersPerThread);
@@ -77,7 +77,12 @@ AttentionDropout attention_dropout(const at::Tensor& query, const at::Tensor& ke
     dropout.numel =
         query.size(layout == "SBH" ? 1 : 0) * head_num * query.size(sequence) * key.size(sequence);
   }
-  dropout.mask = dropout_mask_again(query, keep_prob, dropout.seed, dropout.offset, dropout.numel);
+  TORCH_CHECK_VALUE(!given.has_value() || given->numel() * 8 >= dropout.numel,
+                    "dropout_mask must have one bit for each score; it has ",
+                    given.has_value() ? given->numel() : 0, " bytes for ", dropout.numel, " scores");
+  dropout.mask = given.has_value()
+                     ? *given
+                     : dropout_mask_again(query, keep_prob, dropout.seed, dropout.offset, dropout.numel);
   return dropout;
 }
 

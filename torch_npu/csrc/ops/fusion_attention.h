@@ -72,11 +72,17 @@ struct AttentionDropout {
   int64_t numel = 0;
 };
 
-/// One bit for each score. Seed and offset come from the device's generator unless they are given.
+/// How CANN calls the order of the softmax's maxima and sums.
+inline std::string_view statistics_layout(std::string_view layout) {
+  return layout == "TND" ? "same_as_input" : layout;
+}
+
+/// One bit for each score: `given`, or made from seed and offset, which come from the device's generator
+/// unless they are given.
 AttentionDropout attention_dropout(const at::Tensor& query, const at::Tensor& key, int64_t head_num,
                                    std::string_view layout, at::OptionalIntArrayRef query_ends,
                                    at::OptionalIntArrayRef key_ends, double keep_prob, int64_t seed,
-                                   int64_t offset);
+                                   int64_t offset, const std::optional<at::Tensor>& given);
 at::Tensor dropout_mask_again(const at::Tensor& like, double keep_prob, int64_t seed, int64_t offset,
                               int64_t numel);
 
