@@ -66,9 +66,6 @@ OUTSIDE = {
 OTHERWISE = {
     "test_d2d_copy3": "needs 32 GiB of memory",
     "test_graph_tree.py": "the vendor's private copy of PyTorch's CUDA graph trees",
-    "test_materialize_npugraph_tensor_buffer_spec": "private functions of the vendor's graph printing",
-    "test_materialize_npugraph_tensor_buffer_spec_list": "private functions of the vendor's graph printing",
-    "test_npugraph_tensor_ptr_spec_uses_raw_pointer_metadata": "private functions of the vendor's graph printing",
     "test_dispatcher_fallback_default_and_explicitly_allowed": "fallbacks are reported, without a warning each",
     "test_sparse_csr_prod_fallback_default_and_explicitly_allowed": "fallbacks are reported, without a warning each",
     "test_sparse_csr_sum_fallback_default_and_explicitly_allowed": "fallbacks are reported, without a warning each",
