@@ -22,6 +22,7 @@ export ASCEND_PYTORCH=…/pytorch ASCEND_OP_PLUGIN=…/op-plugin     # checkouts
 make conformance                 # the wheel, in an environment of its own; also the smoke set of tests/conformance
 make conformance ADAPTER=ours
 make conformance CONFORMANCE="--set operators --sample 60 --soc Ascend950"     # a part
+make conformance CONFORMANCE="--set operators --preload"     # faster: forks of one process
 ```
 
 One process runs one file, for a limited time. A file passes if a test of it passed and none failed; a file whose tests
