@@ -21,14 +21,7 @@ class KnownFailure:
     reason: str
 
 
-KNOWN_FAILURES: tuple[KnownFailure, ...] = (
-    KnownFailure(
-        "nn.functional.avg_pool3d",
-        ("float32",),
-        ("out",),
-        "PyTorch's CPU kernel writes into out= as if it were contiguous; npu heeds the strides of out=",
-    ),
-)
+KNOWN_FAILURES: tuple[KnownFailure, ...] = ()
 
 
 def known_aspects(op: str, dtype: str) -> dict[str, str]:
