@@ -37,6 +37,17 @@ def of_sequences(
     return torch.cat(results)
 
 
+def require_equal(out: Tensor, expected: Tensor, leaves: list[Tensor], reference: list[Tensor]) -> None:
+    """Results and gradients of npu against those in float64."""
+    assert out.dtype == leaves[0].dtype
+    assert_close(out, expected, terms=4)
+    gradient = torch.randn(out.shape).to(out.dtype)
+    out.backward(gradient.npu())
+    expected.backward(gradient.double())
+    for actual, wanted in zip(leaves, reference, strict=True):
+        assert_close(actual.grad, wanted.grad, terms=64)
+
+
 @pytest.mark.parametrize(
     ("mode", "before", "after", "queries", "keys"),
     [(7, 6, -2, [3, 2], [3, 6]), (8, 4, 1, [3, 5, 4], [4, 5, 4]), (7, 50, -1, [30, 40], [35, 44])],
@@ -80,12 +91,7 @@ def test_slopes(kind: int, batched: bool, queries: int, dtype: torch.dtype) -> N
     )[0]  # fmt: skip
     bias = distances(kind, slopes, queries, queries + 4, *((5, 2) if batched else ()))
     expected, _ = attention(*reference, 0.3, bias=bias)
-    assert_close(out, expected, terms=4)
-    gradient = torch.randn(out.shape).to(dtype)
-    out.backward(gradient.npu())
-    expected.backward(gradient.double())
-    for actual, wanted in zip(device, reference, strict=True):
-        assert_close(actual.grad, wanted.grad, terms=64)
+    require_equal(out, expected, device, reference)
 
 
 def test_slopes_of_each_sequence() -> None:
@@ -116,12 +122,7 @@ def test_rotated_parts_of_heads(dtype: torch.dtype) -> None:
     q, k, v, q_rope, k_rope = reference
     whole = [torch.cat((q, q_rope), -1), torch.cat((k, k_rope), -1), v]
     expected = of_sequences(whole, queries, keys, [None, None])
-    assert_close(out, expected, terms=4)
-    gradient = torch.randn(out.shape).to(dtype)
-    out.backward(gradient.npu())
-    expected.backward(gradient.double())
-    for actual, wanted in zip(device, reference, strict=True):
-        assert_close(actual.grad, wanted.grad, terms=64)
+    require_equal(out, expected, device, reference)
 
 
 def test_a_given_dropout_mask() -> None:
