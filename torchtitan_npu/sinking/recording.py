@@ -119,7 +119,7 @@ class Recording:
         if self._training is None:
             self.lane.order()
             record = functools.partial(self._record_in_place, call, module, arguments) if follow else None
-            results = self._replay_forward(arguments.tensors, copy, record)
+            results = self._replay_forward(given, copy, record)
         else:
             results = self._training.replay(given, [*(v for v in given if v.requires_grad), *watch.parameters], copy)
         return self.outputs_of(given, results)
