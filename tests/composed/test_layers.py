@@ -184,3 +184,63 @@ def test_refusals():
         torch_npu.npu_multi_head_attention(*inputs, None, 2, 8, 16, 15, 0.5, True)
     with pytest.raises(ValueError, match=r"weights of 24 rows, got \[16, 10\]"):
         torch_npu.npu_multi_head_attention(*inputs, None, 3, 8, 16, 16, 0.5, True)
+
+
+FORWARD = {"npu_convolution": (2, 3), "npu_conv3d": (3,)}
+TRANSPOSED = {"npu_convolution_transpose": (2, 3), "npu_conv_transpose2d": (2,)}
+
+
+@DEVICES
+@pytest.mark.parametrize(("name", "spatial"), [(n, s) for n, ranks in FORWARD.items() for s in ranks])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_under_other_names(device, name, spatial, groups):
+    x, weight, bias = torch.randn(2, 4, *[6] * spatial), torch.randn(6, 4 // groups, *[3] * spatial), torch.randn(6)
+    options = ([2] * spatial, [1] * spatial, [1] * spatial, groups)
+    leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+    expected = torch.convolution(*leaves, *options[:3], False, [0] * spatial, groups)
+    given = [t.to(device) for t in (x, weight, bias)]
+    actual = getattr(torch_npu, name)(*given, *options)
+    assert_close(actual, expected.detach(), terms=36)
+    grad = torch.randn(expected.shape)
+    expected.backward(grad.double())
+    results = getattr(torch_npu, f"{name}_backward")(given[0], grad.to(device), given[1], *options, [True] * 3)
+    for result, leaf in zip(results, leaves, strict=True):
+        assert_close(result, leaf.grad, terms=256)
+    assert (
+        getattr(torch_npu, f"{name}_backward")(given[0], grad.to(device), given[1], *options, [True, True, False])[2]
+        is None
+    )
+    if name == "npu_conv3d":
+        out = torch.empty_like(actual)
+        assert torch_npu.npu_conv3d(*given, *options, out=out) is out
+        assert torch.equal(out, actual)
+
+
+@DEVICES
+@pytest.mark.parametrize(("name", "spatial"), [(n, s) for n, ranks in TRANSPOSED.items() for s in ranks])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolutions_under_other_names(device, name, spatial, groups):
+    x, weight, bias = torch.randn(2, 4, *[4] * spatial), torch.randn(4, 3, *[3] * spatial), torch.randn(3 * groups)
+    options = ([1] * spatial, [1] * spatial, [2] * spatial, [1] * spatial, groups)
+    leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+    padding, output_padding, stride, dilation = options[:4]
+    expected = torch.convolution(*leaves, stride, padding, dilation, True, output_padding, groups)
+    given = [t.to(device) for t in (x, weight, bias)]
+    assert_close(getattr(torch_npu, name)(*given, *options), expected.detach(), terms=36)
+    grad = torch.randn(expected.shape)
+    expected.backward(grad.double())
+    names = [f"{name}_backward", "npu_conv_transpose3d_backward" if spatial == 3 else "npu_conv_transpose2d_backward"]
+    for backward in names:
+        results = getattr(torch_npu, backward)(given[0], grad.to(device), given[1], *options, [True] * 3)
+        for result, leaf in zip(results, leaves, strict=True):
+            assert_close(result, leaf.grad, terms=512)
+
+
+def test_refused_ranks():
+    x = torch.zeros(2, 3, 4)
+    with pytest.raises(ValueError, match="an input of 4 or 5 dimensions"):
+        torch_npu.npu_convolution(x, x, None, [1], [0], [1], 1)
+    with pytest.raises(ValueError, match="an input of 5 dimensions"):
+        torch_npu.npu_conv3d(x, x, None, [1], [0], [1], 1)
+    with pytest.raises(ValueError, match="an input of 4 dimensions"):
+        torch_npu.npu_conv_transpose2d(x, x, None, [0], [0], [1], [1], 1)

@@ -196,8 +196,43 @@ def test_ifmr(device, with_offset, shift):
     assert offset.item() == offsets[best]
 
 
+@DEVICES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("clip_ratio", [None, 0.75])
+def test_kronecker_quant(device, dtype, clip_ratio):
+    x, left, right = (torch.randn(*s).to(dtype) for s in ((3, 4, 16), (4, 4), (16, 16)))
+    x[2] = 0
+    given = [t.to(device) for t in (x, left, right)]
+    packed, scale = torch_npu.npu_kronecker_quant(*given, clip_ratio)
+    turned = left.double() @ x.double() @ right.double()
+    assert_close(scale, turned.abs().amax((1, 2)) / (7 * (clip_ratio or 1)), rtol=1e-5)
+    assert packed.dtype == torch.int32
+    assert packed.shape == (3, 4, 2)
+    numbers = torch.stack([(packed.cpu() >> (4 * i)) & 15 for i in range(8)], -1).flatten(-2)
+    numbers = torch.where(numbers > 7, numbers - 16, numbers)
+    expected = (turned / scale.cpu().double().clamp_min(1e-30)[:, None, None]).clamp(-8, 7)
+    assert ((numbers - expected).abs() <= 0.5 + 1e-3).all()
+
+
+@DEVICES
+def test_exponential_distribution(device):
+    x = torch.empty(20000, device=device)
+    generator = torch.Generator(device).manual_seed(3)
+    assert torch_npu.npu_sim_exponential_(x, 4.0, generator=generator) is x
+    assert x.min() >= 0
+    assert abs(x.mean().item() - 0.25) < 0.01
+    again = torch_npu.npu_sim_exponential_(torch.empty_like(x), 4.0, generator=generator.manual_seed(3))
+    assert torch.equal(again, x)
+
+
 X = torch.zeros(2, 3)
 REFUSED = {
+    "kronecker": (lambda: torch_npu.npu_kronecker_quant(X[None], X, X), "N a multiple of 8"),
+    "kronecker ratio": (
+        lambda: torch_npu.npu_kronecker_quant(X.new_zeros(1, 2, 8), X[:, :2], X.new_zeros(8, 8), 2.0),
+        "1 at most",
+    ),
+    "exponential": (lambda: torch_npu.npu_sim_exponential_(X, 0.0), "a positive lambd, got 0.0"),
     "normalize": (lambda: torch_npu.npu_normalize_batch(X, X[:, 0]), r"self \[N, C, T\]"),
     "normalize kind": (lambda: torch_npu.npu_normalize_batch(X.view(2, 3, 1), X[:, 0], 2), "0 or 1, got 2"),
     "reduce": (lambda: torch_npu.batch_norm_reduce(X[0], 0.1), "at least 2 dimensions"),

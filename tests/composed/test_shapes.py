@@ -140,8 +140,39 @@ def test_in_place(device):
     assert status.device == x.device
 
 
+@DEVICES
+def test_copies_of_views(device):
+    x = torch.arange(24.0, device=device).view(4, 6)
+    y = torch_npu.npu_stride_copy(x, [2, 3], [6, 2], 1)
+    assert torch.equal(y.cpu(), torch.tensor([[1.0, 3, 5], [7, 9, 11]]))
+    assert y.is_contiguous()
+    out = torch.empty(2, 3, device=device)
+    assert torch_npu.npu_stride_copy(x, [2, 3], [6, 2], 1, out=out) is out
+    assert torch.equal(out, y)
+    target = torch.zeros(6, 4, device=device)
+    assert torch_npu.npu_view_copy(target, x.t(), False) is target
+    assert torch.equal(target, x.t())
+    assert torch.equal(torch_npu.reverse(x, [0, -1]), x.flip(0, 1))
+    assert torch_npu.one_(target) is target
+    assert torch.equal(target.cpu(), torch.ones(6, 4))
+    assert torch_npu.npu_prefetch(x, None, 16) is None
+
+
+@DEVICES
+@pytest.mark.parametrize("mode", [0, 1])
+def test_float_status(device, mode):
+    x = torch.full((3,), float("inf"), device=device)
+    status, cleared = torch_npu.npu_get_float_status(x, mode), torch_npu.npu_clear_float_status(x, mode)
+    assert status.dtype == torch.int32
+    assert cleared.dtype == torch.float32
+    assert status.tolist() == cleared.tolist() == [0] * 8
+
+
 X = torch.zeros(2, 3)
 REFUSED = {
+    "status": (lambda: torch_npu.npu_get_float_status(X, 2), "mode 0 or 1, got 2"),
+    "stride_copy": (lambda: torch_npu.npu_stride_copy(X, [2], [1], 0, out=X), r"out of shape \[2\]"),
+    "prefetch": (lambda: torch_npu.npu_prefetch(X, None, 0), "a positive max_size"),
     "one_hot depth": (lambda: torch_npu.npu_one_hot(X.int(), depth=0), "a positive depth, got 0"),
     "one_hot place": (lambda: torch_npu.npu_one_hot(X.int(), 3), "from -3 to 2, got 3"),
     "pad odd": (lambda: torch_npu.npu_pad(X, [1]), r"at most 2 dimensions, got \[1\]"),

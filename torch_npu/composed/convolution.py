@@ -1,6 +1,8 @@
-"""Convolutions: deformable ones, and the gradient of a plain one."""
+"""Convolutions under older names with their gradients, and deformable ones."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +38,204 @@ def conv2d_backward(
     return torch.ops.aten.convolution_backward(
         grad_output, input, weight, [weight.shape[0]], stride, padding, dilation, False, [0, 0], groups, output_mask
     )
+
+
+def _backward(
+    input: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool],
+    output_padding: list[int] | None = None,
+) -> _Gradients:
+    """Gradients by input, weight and bias; with output_padding of a transposed convolution."""
+    transposed = output_padding is not None
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    return torch.ops.aten.convolution_backward(
+        grad, input, weight, [channels], stride, padding, dilation, transposed,
+        output_padding if transposed else [0] * len(stride), groups, output_mask,
+    )  # fmt: skip
+
+
+def _check_rank(operator: str, input: Tensor, *ranks: int) -> None:
+    if input.dim() not in ranks:
+        refuse(operator, f"an input of {' or '.join(map(str, ranks))} dimensions", list(input.shape))
+
+
+_FORWARD = "Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups"
+_TRANSPOSED = (
+    "Tensor input, Tensor weight, Tensor? bias, int[] padding, int[] output_padding, int[] stride, int[] dilation, "
+    "int groups"
+)
+_BACKWARD = "int[] stride, int[] padding, int[] dilation, int groups, bool[3] output_mask"
+_TRANSPOSED_BACKWARD = "int[] padding, int[] output_padding, int[] stride, int[] dilation, int groups"
+_THREE = "(Tensor, Tensor, Tensor)"
+
+
+@composed(f"npu_convolution({_FORWARD}) -> Tensor")
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Convolution of an input of 4 or 5 dimensions."""
+    _check_rank("npu_convolution", input, 4, 5)
+    return torch.convolution(input, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+@composed(f"npu_conv3d({_FORWARD}) -> Tensor")
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Convolution of an input [N, C, D, H, W]."""
+    _check_rank("npu_conv3d", input, 5)
+    return convolution(input, weight, bias, stride, padding, dilation, groups)
+
+
+@composed(f"npu_conv3d.out({_FORWARD}, *, Tensor(a!) out) -> Tensor(a!)")
+def conv3d_out(*arguments: Any, out: Tensor) -> Tensor:
+    """npu_conv3d into out, which has the result's shape."""
+    result = conv3d(*arguments)
+    if out.shape != result.shape:
+        refuse("npu_conv3d", f"out of shape {list(result.shape)}", list(out.shape))
+    return out.copy_(result)
+
+
+@composed(f"npu_convolution_backward(Tensor input, Tensor grad_output, Tensor weight, {_BACKWARD}) -> {_THREE}")
+def convolution_backward(
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> _Gradients:
+    """Gradients of npu_convolution by input, weight and bias, of those that output_mask asks for."""
+    _check_rank("npu_convolution_backward", input, 4, 5)
+    return _backward(input, grad_output, weight, stride, padding, dilation, groups, output_mask)
+
+
+@composed(f"npu_conv3d_backward(Tensor input, Tensor grad, Tensor weight, {_BACKWARD}) -> {_THREE}")
+def conv3d_backward(
+    input: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> _Gradients:
+    """Gradients of npu_conv3d by input, weight and bias, of those that output_mask asks for."""
+    _check_rank("npu_conv3d_backward", input, 5)
+    return _backward(input, grad, weight, stride, padding, dilation, groups, output_mask)
+
+
+@composed(f"npu_convolution_transpose({_TRANSPOSED}) -> Tensor")
+def convolution_transpose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Transposed convolution of an input of 4 or 5 dimensions; weight is [in, out / groups, ...]."""
+    _check_rank("npu_convolution_transpose", input, 4, 5)
+    return torch.convolution(input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
+@composed(f"npu_conv_transpose2d({_TRANSPOSED}) -> Tensor")
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Transposed convolution of an input [N, C, H, W]; weight is [in, out / groups, kH, kW]."""
+    _check_rank("npu_conv_transpose2d", input, 4)
+    return convolution_transpose(input, weight, bias, padding, output_padding, stride, dilation, groups)
+
+
+@composed(
+    f"npu_convolution_transpose_backward(Tensor input, Tensor grad, Tensor weight, {_TRANSPOSED_BACKWARD}, "
+    f"bool[3] grad_input_mask) -> {_THREE}"
+)
+def convolution_transpose_backward(
+    input: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    grad_input_mask: list[bool],
+) -> _Gradients:
+    """Gradients of npu_convolution_transpose by input, weight and bias, of those that grad_input_mask asks for."""
+    _check_rank("npu_convolution_transpose_backward", input, 4, 5)
+    return _backward(input, grad, weight, stride, padding, dilation, groups, grad_input_mask, output_padding)
+
+
+@composed(
+    f"npu_conv_transpose2d_backward(Tensor input, Tensor grad_output, Tensor weight, {_TRANSPOSED_BACKWARD}, "
+    f"bool[3] output_mask) -> {_THREE}"
+)
+def conv_transpose2d_backward(
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> _Gradients:
+    """Gradients of npu_conv_transpose2d by input, weight and bias, of those that output_mask asks for."""
+    _check_rank("npu_conv_transpose2d_backward", input, 4)
+    return _backward(input, grad_output, weight, stride, padding, dilation, groups, output_mask, output_padding)
+
+
+@composed(
+    f"npu_conv_transpose3d_backward(Tensor input, Tensor grad_output, Tensor weight, {_TRANSPOSED_BACKWARD}, "
+    f"bool[3] output_mask) -> {_THREE}"
+)
+def conv_transpose3d_backward(
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> _Gradients:
+    """Gradients of a transposed convolution of an input [N, C, D, H, W], of those that output_mask asks for."""
+    _check_rank("npu_conv_transpose3d_backward", input, 5)
+    return _backward(input, grad_output, weight, stride, padding, dilation, groups, output_mask, output_padding)
 
 
 class _Sampling:

@@ -1,4 +1,4 @@
-"""Search for the scale of a quantization."""
+"""Search for the scale of a quantization, and quantization of what was rotated."""
 
 from __future__ import annotations
 
@@ -59,3 +59,36 @@ def ifmr(
         losses.append(((near - offset) * scale - x).square().sum())
     best = torch.stack(losses).argmin().view(1)
     return scales[best].view_as(data_min), offsets[best].view_as(data_min)
+
+
+@composed(
+    "npu_kronecker_quant(Tensor x, Tensor kronecker_p1, Tensor kronecker_p2, float? clip_ratio=None, "
+    "int? dst_dtype=None, float? dst_type_max=None) -> (Tensor out, Tensor quant_scale)"
+)
+def kronecker_quant(
+    x: Tensor,
+    kronecker_p1: Tensor,
+    kronecker_p2: Tensor,
+    clip_ratio: float | None = None,
+    dst_dtype: int | None = None,
+    dst_type_max: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """kronecker_p1 @ x @ kronecker_p2 of each matrix of x [K, M, N] in int4, eight in an int32, and its scale [K].
+
+    The scale is the matrix's largest magnitude over 7 * clip_ratio (1 where not given).
+    """
+    name = "npu_kronecker_quant"
+    if dst_dtype not in (None, 3) or dst_type_max:  # torch.int32
+        refuse(name, "dst_dtype torch.int32 and no dst_type_max", [dst_dtype, dst_type_max])
+    shapes = [tuple(t.shape) for t in (x, kronecker_p1, kronecker_p2)]
+    if x.dim() != 3 or shapes[1:] != [(x.shape[1],) * 2, (x.shape[2],) * 2] or x.shape[2] % 8:
+        refuse(name, "x [K, M, N] with N a multiple of 8, kronecker_p1 [M, M] and kronecker_p2 [N, N]", shapes)
+    ratio = 1.0 if clip_ratio is None else clip_ratio
+    if not 0 < ratio <= 1:
+        refuse(name, "a clip_ratio above 0, 1 at most", ratio)
+    turned = kronecker_p1.float() @ (x.float() @ kronecker_p2.float())
+    scale = turned.abs().amax((1, 2)) / (7 * ratio)
+    divisor = scale.where(scale > 0, 1).view(-1, 1, 1)
+    numbers = (turned / divisor).round().clamp(-8, 7).int().unflatten(-1, (-1, 8)) & 15
+    places = torch.arange(0, 32, 4, dtype=torch.int32, device=x.device)
+    return (numbers << places).sum(-1, dtype=torch.int32), scale

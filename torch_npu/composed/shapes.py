@@ -220,3 +220,65 @@ def silu_(self: Tensor) -> Tensor:
 def alloc_float_status(self: Tensor) -> Tensor:
     """Eight float32 zeros on the device of self."""
     return torch.zeros(8, dtype=torch.float32, device=self.device)
+
+
+@composed("npu_get_float_status(Tensor self, int mode=0) -> Tensor")
+def get_float_status(self: Tensor, mode: int = 0) -> Tensor:
+    """Eight int32 zeros: infinities and NaNs are where they came from, no flag counts overflows besides."""
+    _check_float_status("npu_get_float_status", mode)
+    return torch.zeros(8, dtype=torch.int32, device=self.device)
+
+
+@composed("npu_clear_float_status(Tensor self, int mode=0) -> Tensor")
+def clear_float_status(self: Tensor, mode: int = 0) -> Tensor:
+    """Eight float32 zeros; there is no flag to be cleared (see npu_get_float_status)."""
+    _check_float_status("npu_clear_float_status", mode)
+    return torch.zeros(8, dtype=torch.float32, device=self.device)
+
+
+def _check_float_status(operator: str, mode: int) -> None:
+    if mode not in (0, 1):
+        refuse(operator, "mode 0 or 1", mode)
+
+
+_STRIDED = "Tensor self, int[] shape, int[] stride, Scalar storage_offset"
+
+
+@composed(f"npu_stride_copy({_STRIDED}) -> Tensor")
+def stride_copy(self: Tensor, shape: list[int], stride: list[int], storage_offset: int) -> Tensor:
+    """A contiguous copy of the view of self that shape, stride and storage_offset describe."""
+    return self.as_strided(shape, stride, int(storage_offset)).clone(memory_format=torch.contiguous_format)
+
+
+@composed(f"npu_stride_copy.out({_STRIDED}, *, Tensor(a!) out) -> Tensor(a!)")
+def stride_copy_out(*arguments: Any, out: Tensor) -> Tensor:
+    """npu_stride_copy into out, which has the view's shape."""
+    result = stride_copy(*arguments)
+    if out.shape != result.shape:
+        refuse("npu_stride_copy", f"out of shape {list(result.shape)}", list(out.shape))
+    return out.copy_(result)
+
+
+@composed("npu_view_copy(Tensor(a!) self, Tensor other, bool non_blocking) -> Tensor(a!)")
+def view_copy(self: Tensor, other: Tensor, non_blocking: bool) -> Tensor:
+    """Copies other into self, whatever their strides."""
+    return self.copy_(other, non_blocking=non_blocking)
+
+
+@composed("reverse(Tensor self, int[] axis) -> Tensor")
+def reverse(self: Tensor, axis: list[int]) -> Tensor:
+    """self with the elements along the dimensions of axis in reverse order."""
+    return self.flip(axis)
+
+
+@composed("one_(Tensor(a!) self) -> Tensor(a!)")
+def one_(self: Tensor) -> Tensor:
+    """Fills self with ones."""
+    return self.fill_(1)
+
+
+@composed("npu_prefetch(Tensor self, Tensor? dependency, int max_size, int offset=0) -> ()")
+def prefetch(self: Tensor, dependency: Tensor | None, max_size: int, offset: int = 0) -> None:
+    """A hint that max_size bytes of self from offset on will be read soon, once dependency is there; nothing to do."""
+    if max_size <= 0 or offset < 0:
+        refuse("npu_prefetch", "a positive max_size and an offset that is not negative", [max_size, offset])
