@@ -1,17 +1,21 @@
-"""Operators of Ascend's plug-in for which CANN's present interface has none, composed of operators of ATen.
+"""Operators of Ascend's plug-in that the op table does not call CANN for, composed of operators of ATen.
 
-The plug-in runs them over an interface of CANN's that newer products lack. Here they work on every device, and one
-registration (:mod:`torch_npu.composed.registry`) gives them gradients, captures and ``torch.compile``.
-docs/composed_operators.md lists them.
+The plug-in runs most of them over an interface of CANN's that newer products lack; for the others, of new models, CANN
+has kernels. Here they work on every device, and one registration (:mod:`torch_npu.composed.registry`) gives them
+gradients, captures and ``torch.compile``. docs/composed_operators.md lists them.
 """
 
 from torch_npu.composed import (  # noqa: F401
     attention,
     boxes,
+    caches,
     convolution,
     dropout,
     gradients,
+    hyper_connections,
+    linear_attention,
     losses,
+    merging,
     normalization,
     optimizers,
     quantization,
