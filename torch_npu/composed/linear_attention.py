@@ -254,7 +254,7 @@ def masked_causal_conv1d(input: Tensor, weight: Tensor, *, mask: Tensor | None =
     _check_convolution("npu_masked_causal_conv1d", input, weight, mask)
     taps = weight.shape[0]
     padded = F.pad(input.float(), (0, 0, 0, 0, taps - 1, 0))
-    result = sum(padded[i : i + input.shape[0]] * weight[i].float() for i in range(taps))
+    result = torch.stack([padded[i : i + input.shape[0]] * weight[i].float() for i in range(taps)]).sum(0)
     if mask is not None:
         result = result.masked_fill(mask.t().logical_not().unsqueeze(-1), 0)
     return result.to(input.dtype)
@@ -274,6 +274,8 @@ def masked_causal_conv1d_backward(
         grad = grad.masked_fill(mask.t().logical_not().unsqueeze(-1), 0)
     behind = F.pad(grad, (0, 0, 0, 0, 0, taps - 1))
     before = F.pad(input.float(), (0, 0, 0, 0, taps - 1, 0))
-    by_input = sum(behind[taps - 1 - i : taps - 1 - i + length] * weight[i].float() for i in range(taps))
+    by_input = torch.stack([behind[taps - 1 - i : taps - 1 - i + length] * weight[i].float() for i in range(taps)]).sum(
+        0
+    )
     by_weight = torch.stack([(before[i : i + length] * grad).sum((0, 1)) for i in range(taps)])
     return by_input.to(grad_output.dtype), by_weight.to(grad_output.dtype)
