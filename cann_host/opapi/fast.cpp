@@ -180,20 +180,23 @@ bool is_bias(const aclTensor& bias, const aclTensor& out) {
 kernels::SmallMatmul small_product(kernels::DataType type, const aclTensor& a, const aclTensor& b,
                                    const aclTensor* bias, aclTensor& c) {
   const size_t rank = c.sizes.size(), row = rank - 2, column = rank - 1;
-  const bool batched = rank == 3;
+  // A batch of one matrix is read for each of the other's.
+  const auto batch_stride = [&](const aclTensor& t) {
+    return rank == 3 && t.sizes[0] > 1 ? t.strides[0] : 0;
+  };
   return {.type = type,
           .a = a.data(),
           .b = b.data(),
           .bias = bias == nullptr ? nullptr : bias->data(),
           .c = c.data(),
-          .batches = batched ? c.sizes[0] : 1,
+          .batches = rank == 3 ? c.sizes[0] : 1,
           .rows = a.sizes[row],
           .inner = a.sizes[column],
           .columns = b.sizes[column],
-          .a_batch = batched ? a.strides[0] : 0,
+          .a_batch = batch_stride(a),
           .a_row = a.strides[row],
           .a_inner = a.strides[column],
-          .b_batch = batched ? b.strides[0] : 0,
+          .b_batch = batch_stride(b),
           .b_inner = b.strides[row],
           .b_column = b.strides[column]};
 }

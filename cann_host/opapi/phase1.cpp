@@ -28,6 +28,33 @@ bool is_plain_format(aclFormat format) {
          format == ACL_FORMAT_NCL || format == ACL_FORMAT_UNDEFINED;
 }
 
+/// Each converts to itself and to those behind it, as in PyTorch.
+enum class Category { boolean, integer, fraction, complex };
+
+Category category(aclDataType dtype) {
+  switch (dtype) {
+    case ACL_BOOL:
+      return Category::boolean;
+    case ACL_INT4:
+    case ACL_INT8:
+    case ACL_INT16:
+    case ACL_INT32:
+    case ACL_INT64:
+    case ACL_UINT1:
+    case ACL_UINT8:
+    case ACL_UINT16:
+    case ACL_UINT32:
+    case ACL_UINT64:
+      return Category::integer;
+    case ACL_COMPLEX32:
+    case ACL_COMPLEX64:
+    case ACL_COMPLEX128:
+      return Category::complex;
+    default:
+      return Category::fraction;
+  }
+}
+
 /// What a view reaches: its number of elements, and the elements from the start of its storage to its last
 /// one. Both are -1 for a negative size, stride or offset, and for what no address space holds.
 struct Reach {
@@ -151,6 +178,26 @@ void Phase1::same_shape(const aclTensor* out, std::initializer_list<const aclTen
   }
 }
 
+void Phase1::converts(const aclTensor* out, std::initializer_list<const aclTensor*> operands,
+                      const aclScalar* number) {
+  if (failed()) return;
+  aclDataType widest = number == nullptr ? ACL_BOOL : number->dtype;
+  for (const auto* operand : operands) {
+    if (category(operand->dtype) > category(widest)) widest = operand->dtype;
+  }
+  if (category(widest) <= category(out->dtype)) return;
+  fail(ACLNN_ERR_PARAM_INVALID, std::string("the result type ") + dtype_name(widest) +
+                                    " can't be cast to the desired output type " + dtype_name(out->dtype));
+}
+
+void Phase1::quotient(const aclTensor* out) {
+  if (failed() || category(out->dtype) >= Category::fraction) return;
+  fail(ACLNN_ERR_PARAM_INVALID,
+       std::string("the result type of a division, a floating-point type, can't be cast to "
+                   "the desired output type ") +
+           dtype_name(out->dtype));
+}
+
 void Phase1::dim(const aclTensor* tensor, int64_t dim) {
   if (failed()) return;
   const auto rank = std::max<int64_t>(static_cast<int64_t>(tensor->sizes.size()), 1);
@@ -174,10 +221,15 @@ void Phase1::rank(const char* name, const aclTensor* tensor, size_t rank) {
 
 void Phase1::matmul(const aclTensor* out, const aclTensor* a, const aclTensor* b) {
   if (failed()) return;
-  const auto ra = a->sizes.size(), rb = b->sizes.size();
-  const bool fits = ra >= 2 && rb >= 2 && a->sizes[ra - 1] == b->sizes[rb - 2] && out->sizes.size() >= 2 &&
-                    out->sizes[out->sizes.size() - 2] == a->sizes[ra - 2] &&
-                    out->sizes[out->sizes.size() - 1] == b->sizes[rb - 1];
+  const auto ra = a->sizes.size(), rb = b->sizes.size(), ro = out->sizes.size();
+  bool fits = ra >= 2 && rb >= 2 && ro >= 2 && a->sizes[ra - 1] == b->sizes[rb - 2] &&
+              out->sizes[ro - 2] == a->sizes[ra - 2] && out->sizes[ro - 1] == b->sizes[rb - 1];
+  // A batch of one matrix is multiplied by each of the other's. An output without batches takes their sum.
+  for (size_t back = 3; fits && back <= std::max(ra, rb); ++back) {
+    const int64_t of_a = back <= ra ? a->sizes[ra - back] : 1, of_b = back <= rb ? b->sizes[rb - back] : 1;
+    const int64_t batches = of_a == 1 ? of_b : of_a;
+    fits = (of_b == 1 || of_b == batches) && (ro == 2 || (back <= ro && out->sizes[ro - back] == batches));
+  }
   if (fits) return;
   fail(ACLNN_ERR_PARAM_INVALID, "cannot multiply " + shape_text(a->sizes) + " by " + shape_text(b->sizes) +
                                     " into " + shape_text(out->sizes));
@@ -234,6 +286,7 @@ void Phase1::convolution(const aclTensor* input, const aclTensor* weight, const 
   }
   for (size_t i = 0; i < spatial; ++i) {
     if (at(stride, i) < 1 || at(dilation, i) < 1) return refuse("stride and dilation must be positive");
+    if (weight->sizes[i + 2] < 1) return refuse("the kernel has no elements");
     const int64_t reach = at(dilation, i) * (weight->sizes[i + 2] - 1);
     const int64_t in = input->sizes[i + 2];
     const int64_t expected =

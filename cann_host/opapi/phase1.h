@@ -29,6 +29,12 @@ class Phase1 {
   void broadcast(const aclTensor* out, std::initializer_list<const aclTensor*> inputs);
   /// All inputs must have the shape of out.
   void same_shape(const aclTensor* out, std::initializer_list<const aclTensor*> inputs);
+  /// What the operands promote to must convert to the dtype of out: no complex numbers to real ones, no
+  /// fractions to integers, only bool to bool.
+  void converts(const aclTensor* out, std::initializer_list<const aclTensor*> operands,
+                const aclScalar* number = nullptr);
+  /// out must have room for fractions.
+  void quotient(const aclTensor* out);
   /// dim must lie in [-rank, rank) of tensor (rank 0 counts as 1).
   void dim(const aclTensor* tensor, int64_t dim);
   void dims(const aclTensor* tensor, const aclIntArray* dims);

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from operator_client import call
+from tolerance import assert_close
 
 from opspec.table import AclnnOp, aclnn_ops
 
@@ -224,4 +225,61 @@ def test_other_draws_with_seed_and_offset_from_device_tensors():
 )
 def test_refusals_in_phase_1(op, arguments, message):
     with pytest.raises(RuntimeError, match=message):
+        call(op, *arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [5, 70])
+def test_batches_of_one_matrix_are_multiplied_by_each_of_the_others(dtype, size):
+    one, many = torch.randn(1, 3, size).to(dtype), torch.randn(4, size, 7).to(dtype)
+    out = torch.empty(4, 3, 7, dtype=dtype)
+    call("BatchMatMul", one, many, out, 0)
+    assert_close(out, one.double() @ many.double(), terms=size)
+    out = torch.empty(4, 7, 3, dtype=dtype)
+    call("BatchMatMul", many.mT, one.mT, out, 0)
+    assert_close(out, many.double().mT @ one.double().mT, terms=size)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "out"),
+    [((3, 2, 5), (4, 5, 2), (4, 2, 2)), ((1, 2, 5), (4, 5, 2), (1, 2, 2)), ((4, 2, 5), (4, 5, 2), (2, 2))],
+)
+def test_batches_that_do_not_fit_are_refused(left, right, out):
+    with pytest.raises(RuntimeError, match=r"cannot multiply|it must have 3 dimensions"):
+        call("BatchMatMul", torch.randn(left), torch.randn(right), torch.empty(out), 0)
+
+
+@pytest.mark.parametrize("room", [0, 3])
+@pytest.mark.parametrize("batched", [True, False])
+def test_ctc_loss_with_room_for_more_in_log_alpha(room, batched):
+    log_probs = torch.randn(9, 2, 5, dtype=torch.double).log_softmax(-1).requires_grad_()
+    targets, lengths = torch.tensor([[1, 2, 2], [4, 3, 0]]), ([9, 8], [3, 2])
+    if not batched:
+        log_probs, targets, lengths = log_probs.detach()[:, 0].clone().requires_grad_(), targets[0], ([9], [3])
+    loss = F.ctc_loss(log_probs, targets, *lengths, reduction="none")
+    x, batches = log_probs.detach().float(), len(lengths[0])
+    out, alpha = torch.empty(loss.shape), new(batches, 9, 7 + room)
+    call("CtcLoss", x, targets, *lengths, 0, False, out, alpha)
+    assert_close(out, loss.detach(), terms=64)
+    loss.sum().backward()
+    grad = torch.empty_like(x)
+    call("CtcLossBackward", torch.ones_like(out), x, targets, *lengths, out, alpha, 0, False, grad)
+    assert_close(grad, log_probs.grad, terms=64)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("InplaceAdd", (torch.ones(3, dtype=torch.int64), torch.ones(3), 1)),
+        ("InplaceAdds", (torch.ones(3, dtype=torch.int64), 1.5, 1)),
+        ("InplaceMul", (torch.ones(3, dtype=torch.bool), torch.ones(3, dtype=torch.int32))),
+        ("InplaceMuls", (torch.ones(3, dtype=torch.int32), 0.5)),
+        ("InplaceDiv", (torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.int32))),
+        ("Divs", (torch.ones(3, dtype=torch.int32), 2, torch.ones(3, dtype=torch.int32))),
+        ("Sub", (torch.ones(3, dtype=torch.complex64), torch.ones(3), 1, torch.ones(3))),
+        ("PowScalarTensor", (1.5, torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.int32))),
+    ],
+)
+def test_results_that_cannot_be_cast_are_refused_before_work_is_on_a_stream(op, arguments):
+    with pytest.raises(RuntimeError, match=r"161002.*can't be cast to the desired output type"):
         call(op, *arguments)

@@ -27,16 +27,54 @@ void BinaryCrossEntropyWithLogitsBackward(const at::Tensor& gradOutput, const at
                                           const at::Tensor& target, const std::optional<at::Tensor>& weight,
                                           const std::optional<at::Tensor>& posWeight, int64_t reduction,
                                           at::Tensor& out) {
-  const auto probability = self.sigmoid();
+  const auto probability = widened(self).sigmoid();
   at::Tensor grad;
   if (posWeight.has_value()) {
-    const auto positive = *posWeight * target;
+    const auto positive = widened(*posWeight) * widened(target);
     grad = (positive + 1 - target) * probability - positive;
   } else {
     grad = probability - target;
   }
   if (weight.has_value()) grad = grad * *weight;
-  out.copy_(grad * spread(gradOutput, reduction, self.numel()));
+  out.copy_(grad * spread(widened(gradOutput), reduction, self.numel()));
+}
+
+namespace {
+
+/// Of a batch of one where there is no batch: [T, C] as [T, 1, C].
+at::Tensor batched(const at::Tensor& log_probs) {
+  return log_probs.dim() == 2 ? log_probs.unsqueeze(1) : log_probs;
+}
+
+/// The part of logAlpha that is used.
+at::Tensor used(const at::Tensor& log_alpha, at::IntArrayRef target_lengths) {
+  int64_t longest = 0;
+  for (const int64_t length : target_lengths) longest = std::max(longest, length);
+  TORCH_CHECK(log_alpha.dim() == 3 && log_alpha.size(2) >= 2 * longest + 1, "logAlpha has shape ",
+              log_alpha.sizes(), ", at least ", 2 * longest + 1,
+              " elements in the last dimension were expected");
+  return log_alpha.narrow(2, 0, 2 * longest + 1);
+}
+
+}  // namespace
+
+void CtcLoss(const at::Tensor& logProbs, const at::Tensor& targets, at::IntArrayRef inputLengths,
+             at::IntArrayRef targetLengths, int64_t blank, bool zeroInfinity, at::Tensor& negLogLikelihoodOut,
+             at::Tensor& logAlphaOut) {
+  const auto [loss, alpha] =
+      at::_ctc_loss(batched(logProbs), targets, inputLengths, targetLengths, blank, zeroInfinity);
+  negLogLikelihoodOut.copy_(loss.view_as(negLogLikelihoodOut));
+  used(logAlphaOut, targetLengths).copy_(alpha);
+}
+
+void CtcLossBackward(const at::Tensor& gradOut, const at::Tensor& logProbs, const at::Tensor& targets,
+                     at::IntArrayRef inputLengths, at::IntArrayRef targetLengths,
+                     const at::Tensor& negLogLikelihood, const at::Tensor& logAlpha, int64_t blank,
+                     bool zeroInfinity, at::Tensor& out) {
+  const auto grad = at::_ctc_loss_backward(gradOut.reshape({-1}), batched(logProbs), targets, inputLengths,
+                                           targetLengths, negLogLikelihood.reshape({-1}),
+                                           used(logAlpha, targetLengths), blank, zeroInfinity);
+  out.copy_(grad.view_as(out));
 }
 
 void NLLLoss(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight,

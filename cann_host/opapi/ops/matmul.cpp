@@ -13,7 +13,9 @@ void Mm(const at::Tensor& self, const at::Tensor& mat2, at::Tensor& out, int8_t)
 }
 
 void BatchMatMul(const at::Tensor& self, const at::Tensor& mat2, at::Tensor& out, int8_t) {
-  is_half(out) ? assign(out, at::bmm(exact(self), exact(mat2))) : void(at::bmm_out(out, self, mat2));
+  const auto batches = [&](const at::Tensor& t) { return t.expand({out.size(0), t.size(1), t.size(2)}); };
+  if (is_half(out)) return assign(out, at::bmm(batches(exact(self)), batches(exact(mat2))));
+  at::bmm_out(out, batches(self), batches(mat2));
 }
 
 void Matmul(const at::Tensor& self, const at::Tensor& mat2, at::Tensor& out, int8_t) {
