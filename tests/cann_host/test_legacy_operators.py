@@ -306,6 +306,106 @@ def test_gradients_of_distances(p: float) -> None:
     assert_close(call("CdistGrad", slopes, a, b, lengths, like=x.detach(), p=code), x.grad, terms=16)
 
 
+def adam_of_formula(x: torch.Tensor, m: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+    """Step 3 of Adam with rate 0.1, betas 0.9 and 0.99, in float64."""
+    x, m, v, g = (t.double() for t in (x, m, v, g))
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+    return [x - 0.1 * (m / (1 - 0.9**3)) / ((v / (1 - 0.99**3)).sqrt() + 1e-8), m, v]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_steps_of_optimizers(maximize: bool) -> None:
+    x, m, g = torch.randn(3, 5, 7).unbind()
+    v = torch.rand(5, 7) + 0.5
+    expected = adam_of_formula(x, m, v, -g if maximize else g)
+
+    def step(op: str, *inputs: float | torch.Tensor, **attrs: Any) -> list[torch.Tensor]:
+        state = [Buffer.of(t) for t in (x, m, v)]
+        given = [Buffer.of(t if isinstance(t, torch.Tensor) else torch.tensor(t)) for t in inputs]
+        run(op, state + given, state, **attrs)
+        return [buffer.stored() for buffer in state]
+
+    # The powers are the betas' before the step; the weight decays by the share 0.1 * 0.2 of itself.
+    actual = step("ApplyAdamW", 0.81, 0.99**2, 0.1, 0.2, 0.9, 0.99, 1e-8, g, maximize=maximize, amsgrad=False)
+    expected_of_w = [expected[0] - 0.02 * x, *expected[1:]]
+    for got, wanted in zip(actual, expected_of_w, strict=True):
+        assert_close(got, wanted.float(), terms=16)
+    if maximize:
+        with pytest.raises(RuntimeError, match="amsgrad = false only"):
+            step("ApplyAdamW", 0.81, 0.99**2, 0.1, 0.2, 0.9, 0.99, 1e-8, g, amsgrad=True)
+        return
+    # Here the powers are those after it, and epsilon is too small to tell where it is added.
+    actual = step("ApplyAdamD", 0.9**3, 0.99**3, 0.1, 0.9, 0.99, 1e-12, g, use_nesterov=False)
+    for got, wanted in zip(actual, expected, strict=True):
+        assert_close(got, wanted.float(), terms=16)
+    # No correction of the bias; the gradient is halved, as its norm 8 is twice the most that is allowed.
+    actual = step("ApplyAdamV2", 0.1, 0.9, 0.99, 1e-8, g, 4.0, 8.0, 0.2, adam_mode="adam")
+    mean, square = 0.9 * m + 0.1 * g / 2, 0.99 * v + 0.01 * (g / 2) ** 2
+    assert_close(actual[0], x - 0.1 * mean / square.sqrt() - 0.02 * x, terms=16)
+    actual = step("ApplyAdamV2", 0.1, 0.9, 0.99, 1e-8, g, 4.0, 8.0, 0.2, 0.3, adam_mode="mbart_adam")
+    assert_close(actual[0], x - 0.3 * expected[1].float() / expected[2].float().sqrt() - 0.02 * x, terms=16)
+
+
+def test_statistics_of_batch_norm_over_devices() -> None:
+    parts = [torch.randn(n, 3) for n in (4, 7)]
+    sums, squares = (torch.stack([f(part).sum(0) for part in parts]) for f in (lambda t: t, torch.square))
+    running = [torch.randn(3), torch.rand(3)]
+    outputs = [Buffer((3,), torch.float32) for _ in range(4)]
+    inputs = [Buffer.of(t) for t in (sums, squares, torch.tensor([4.0, 7.0]), *running)]
+    run("SyncBatchNormGatherStats", inputs, outputs, momentum=0.25, eps=1e-3)
+    whole = torch.cat(parts).double()
+    mean, variance = whole.mean(0), whole.var(0, unbiased=False)
+    expected = [mean, (variance + 1e-3).rsqrt(), 0.25 * mean + 0.75 * running[0], 0.25 * variance + 0.75 * running[1]]
+    for out, wanted in zip(outputs, expected, strict=True):
+        assert_close(out.stored(), wanted.float(), terms=64)
+
+
+def sampled(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """What DeformableOffsets computes with a kernel of 2 x 3, stride 2 x 1, padding 1 and one group, tap by tap."""
+    (height, width), (rows, columns) = x.shape[1:3], offsets.shape[1:3]
+    planes = offsets.unflatten(3, (3, 2, 3))
+    out = []
+    for row in range(rows):
+        for down in range(2):
+            for column in range(columns):
+                for across in range(3):
+                    dx, dy, mask = planes[0, row, column, :, down, across]
+                    y, x_ = row * 2 - 1 + down + dy, column - 1 + across + dx
+                    value = torch.zeros(x.shape[3], dtype=x.dtype)
+                    for i in (y.floor().long(), y.floor().long() + 1):
+                        for j in (x_.floor().long(), x_.floor().long() + 1):
+                            if 0 <= i < height and 0 <= j < width:
+                                value = value + x[0, i, j] * (1 - (y - i).abs()) * (1 - (x_ - j).abs())
+                    out.append(value * mask)
+    return torch.stack(out).view(1, rows * 2, columns * 3, -1)
+
+
+def test_deformable_offsets_and_their_gradients() -> None:
+    x = torch.randn(1, 5, 4, 2).requires_grad_()
+    offsets = (torch.randn(1, 3, 4, 3 * 6) * 1.5).requires_grad_()
+    lists = {"ksize": (2, 3), "strides": (1, 2, 1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1, 1, 1)}
+    kind = {"deformable_groups": 1, "modulated": True, "data_format": "NHWC"}
+    expected = sampled(x.double(), offsets.double())
+    plain = [x.detach(), offsets.detach()]
+    actual = call("DeformableOffsets", *plain, like=torch.empty(expected.shape), **lists, **kind)
+    assert_close(actual, expected.detach().float(), terms=64)
+    grad = torch.randn(expected.shape)
+    expected.backward(grad.double())
+    outputs = [Buffer(t.shape, t.dtype) for t in plain]
+    run("DeformableOffsetsGrad", [Buffer.of(t) for t in (grad, *plain)], outputs, **lists, **kind)
+    for out, leaf in zip(outputs, (x, offsets), strict=True):
+        assert_close(out.stored(), leaf.grad, terms=256)
+
+
+def test_gradient_of_dropout_after_softmax() -> None:
+    x, mask, grad = torch.randn(2, 5).double().requires_grad_(), torch.rand(2, 5) < 0.7, torch.randn(2, 5)
+    softmax = (x * 0.5).softmax(-1)
+    (softmax * mask / 0.7).backward(grad.double())
+    inputs = grad, mask.to(torch.uint8), softmax.detach().float()
+    actual = call("DropoutWithMulsAndSoftmaxGrad", *inputs, like=grad, alpha=0.5, input_keep_prob=0.7, axes=(-1,))
+    assert_close(actual, x.grad.float(), terms=16)
+
+
 def test_random_numbers_follow_seed_and_offset() -> None:
     def draw(seed: int, offset: int) -> torch.Tensor:
         size, key = torch.tensor([1000]), torch.tensor([seed])
@@ -364,6 +464,14 @@ def test_matmul_of_internal_formats() -> None:
     run("MatMul", packed, [out], transpose_x1=False, transpose_x2=False)
     run("Identity", [out], [plain])
     assert_close(plain.stored(), x @ y, terms=20)
+
+
+def test_overflow_raises_no_flags() -> None:
+    flags = call("NPUAllocFloatStatus", like=torch.ones(8))
+    assert flags.eq(0).all()
+    assert call("NPUGetFloatStatusV2", like=torch.ones(8, dtype=torch.int32)).eq(0).all()
+    assert call("NPUClearFloatStatus", flags, like=torch.ones(8)).eq(0).all()
+    run("NPUClearFloatStatusV2", [], [])
 
 
 def test_refusals_name_the_operator() -> None:

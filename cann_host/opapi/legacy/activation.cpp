@@ -32,6 +32,15 @@ void axpy_with_softmax_and_dropout(const Arguments& a) {
   a.set(1, softmax * a[2].to(at::kFloat).reshape(softmax.sizes()) / a.attribute<float>("input_keep_prob"));
 }
 
+/// Inputs: gradient, mask, softmax.
+void dropout_with_scale_and_softmax_grad(const Arguments& a) {
+  const auto axes = a.attribute<std::vector<int64_t>>("axes", {-1});
+  const auto softmax = a.wide(2);
+  const auto grad =
+      a.wide(0) * a[1].to(at::kFloat).reshape(softmax.sizes()) / a.attribute<float>("input_keep_prob");
+  a.set(0, at::_softmax_backward_data(grad, softmax, axes.at(0), at::kFloat) * a.attribute<float>("alpha"));
+}
+
 void softmax_cross_entropy(const Arguments& a) {
   const auto labels = a.wide(1), log_softmax = a.wide(0).log_softmax(-1);
   a.set(0, -(labels * log_softmax).sum(-1));
@@ -87,6 +96,7 @@ Table activation_operators() {
       {"DropOutDoMaskV3",
        [](const Arguments& a) { a.set(0, a.wide(0) * a[1].reshape_as(a[0]) / a.wide(2)); }},
       {"AxpyWithSoftmaxAndDropOutDoMask", axpy_with_softmax_and_dropout},
+      {"DropoutWithMulsAndSoftmaxGrad", dropout_with_scale_and_softmax_grad},
   };
 }
 

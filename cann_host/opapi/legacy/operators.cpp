@@ -24,7 +24,8 @@ const Table& table() {
     auto* merged = new Table;
     for (const auto part :
          {pointwise_operators, activation_operators, matrix_operators, convolution_operators, shape_operators,
-          reduction_operators, random_operators, box_operators, suppression_operators}) {
+          reduction_operators, random_operators, box_operators, suppression_operators, optimizer_operators,
+          statistics_operators, overflow_operators, deformable_operators}) {
       merged->merge(part());
     }
     return merged;

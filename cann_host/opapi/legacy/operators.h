@@ -68,5 +68,9 @@ Table reduction_operators();
 Table random_operators();
 Table box_operators();
 Table suppression_operators();
+Table optimizer_operators();
+Table statistics_operators();
+Table overflow_operators();
+Table deformable_operators();
 
 }  // namespace cann_host::legacy
