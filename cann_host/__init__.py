@@ -19,15 +19,21 @@ class Setting:
     name: str
     default: str
     meaning: str
+    follows: str = ""  # another variable, which decides where this one is not set
 
     @property
     def value(self) -> str:
-        return os.environ.get(self.name, self.default)
+        return os.environ.get(self.name, os.environ.get(self.follows, self.default))
 
 
 _SETTINGS = (
     Setting("CANN_HOST_SOC", "Ascend910B3", "product that the device says it is"),
-    Setting("CANN_HOST_DEVICES", "1", "number of devices"),
+    Setting(
+        "CANN_HOST_DEVICES",
+        "1",
+        "number of devices; without it, as many as processes that torchrun starts here (LOCAL_WORLD_SIZE)",
+        follows="LOCAL_WORLD_SIZE",
+    ),
     Setting("ASCEND_RT_VISIBLE_DEVICES", "all", "which devices, in which order, such as 1,0"),
     Setting("CANN_HOST_MEMORY", "75 % of the RAM, shared by the devices", "bytes of one device, such as 8G"),
     Setting("CANN_HOST_ASYNC", "0", "1: each stream has a thread, as on hardware; finds missing synchronisation"),

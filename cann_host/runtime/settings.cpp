@@ -105,7 +105,8 @@ class Reader {
 
   uint32_t device_count() {
     constexpr uint32_t limit = 64;
-    const uint32_t count = number("CANN_HOST_DEVICES", 1);
+    // torchrun says how many processes it starts on this machine; each of them selects a device of its own.
+    const uint32_t count = number("CANN_HOST_DEVICES", std::min(limit, number("LOCAL_WORLD_SIZE", 1)));
     if (count > limit)
       complain("CANN_HOST_DEVICES", std::to_string(count), "at most " + std::to_string(limit));
     return std::min(count, limit);

@@ -44,6 +44,16 @@ def test_device_is_chosen_per_thread() -> None:
     in_thread(other)
 
 
+@isolated(LOCAL_WORLD_SIZE="3")
+def test_a_device_for_each_process_of_torchrun() -> None:
+    assert acl().get("aclrtGetDeviceCount", U32) == 3
+
+
+@isolated(LOCAL_WORLD_SIZE="3", CANN_HOST_DEVICES="2")
+def test_two_devices_whatever_torchrun_starts() -> None:
+    assert acl().get("aclrtGetDeviceCount", U32) == 2
+
+
 @isolated(CANN_HOST_DEVICES="2")
 def test_two_devices() -> None:
     a = acl()
