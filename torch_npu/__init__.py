@@ -49,7 +49,7 @@ except ImportError as error:
     _load_error = f"the native library of torch_npu cannot be loaded, so there is no device npu: {error}"
     warnings.warn(_load_error, RuntimeWarning, stacklevel=2)
 else:
-    from torch_npu import composed, npu  # noqa: F401
+    from torch_npu import composed, distributed, npu  # noqa: F401
     from torch_npu._backend import register
     from torch_npu.fallback import (  # noqa: F401
         apply_environment,
@@ -64,6 +64,8 @@ else:
     npu.environment.apply()
     apply_environment()
     npu._c_names.install()
+    if distributed.is_hccl_available():
+        distributed.register()
 
     if os.environ.get("TORCH_NPU_SANITIZER") == "1":
         from torch_npu.npu._sanitizer import enable_npu_sanitizer

@@ -31,18 +31,9 @@ def npu(value: Any) -> Any:
 
 
 def backend(value: Any) -> Any:
-    """The backend of ``torch.distributed`` for one that is CUDA's: "nccl" → "hccl".
-
-    Raises:
-        RuntimeError: there is no backend hccl in this process.
-    """
+    """The backend of ``torch.distributed`` for one that is CUDA's: "nccl" → "hccl"."""
     if type(value) is not str or "nccl" not in value.lower():
         return npu(value)
-    if not hasattr(torch.distributed.Backend, "HCCL"):
-        raise RuntimeError(
-            f"torch.distributed: backend {value!r} would be hccl on npu, which is not registered in this process. Use "
-            "backend='gloo' with tensors on the CPU, or register one with torch.distributed.Backend.register_backend"
-        )
     return re.sub("nccl", "hccl", value, flags=re.IGNORECASE).replace("cuda:", "npu:")
 
 

@@ -22,6 +22,7 @@ void bind_memory_alias(py::module_& m);
 void bind_memory_snapshot(py::module_& m);
 void bind_mempool(py::module_& m);
 void bind_vm_pool(py::module_& m);
+void bind_distributed(py::module_& m);
 
 /// True for files of torch, torch_npu and Python itself, whose lines say nothing about the user's program.
 bool is_library_file(const std::string& file);

@@ -1,0 +1,34 @@
+// torch_npu._C._distributed_c10d: the back end hccl of torch.distributed.
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "torch_npu/csrc/device/device.h"
+#include "torch_npu/csrc/distributed/process_group.h"
+#include "torch_npu/csrc/python/bindings.h"
+
+namespace torch_npu::python {
+
+void bind_distributed(py::module_& m) {
+  using distributed::ProcessGroupHCCL;
+  // Registers the classes that these derive from.
+  if (!py::module_::import("torch.distributed").attr("is_available")().cast<bool>()) return;
+  auto sub = m.def_submodule("_distributed_c10d", "The back end hccl of torch.distributed.");
+  py::class_<ProcessGroupHCCL, c10::intrusive_ptr<ProcessGroupHCCL>, c10d::Backend> group(sub,
+                                                                                          "ProcessGroupHCCL");
+  using Options = ProcessGroupHCCL::Options;
+  py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(group, "Options")
+      .def(py::init<>())
+      .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream)
+      .def_readwrite("hccl_config", &Options::hccl_config);
+  group
+      .def(py::init<c10::intrusive_ptr<c10d::Store>, int, int, c10::intrusive_ptr<Options>>(),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
+      .def(
+          "get_hccl_comm_name",
+          [](ProcessGroupHCCL& self, int /*rank*/, bool /*init_comm*/) {
+            return self.communicator_name(device::current_device());
+          },
+          "The name by which operators that communicate find the group, on the current device.",
+          py::arg("rank"), py::arg("init_comm") = true, without_gil());
+}
+
+}  // namespace torch_npu::python
