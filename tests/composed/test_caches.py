@@ -63,6 +63,18 @@ def test_pages_are_written(dtype):
     assert torch.equal(on_device[0].cpu(), expected[0])
 
 
+def test_latent_caches():
+    caches = torch.zeros(2, 1, 9, 16).npu(), torch.zeros(2, 1, 9, 32).npu()
+    angles = torch.randn(2, 1, 3, 8).repeat(1, 1, 1, 2)
+    index = torch.stack([torch.randperm(9)[:3] for _ in range(2)]).npu()
+    given = [t.npu() for t in (torch.randn(2, 1, 3, 48), torch.randn(32), angles.cos(), angles.sin())]
+    made = torch_npu.npu_kv_rmsnorm_rope_cache_v2_functional(*given, index, *caches, is_output_kv=True)
+    assert not any(c.any() for c in caches)
+    results = torch_npu.npu_kv_rmsnorm_rope_cache_v2(*given, index, *caches, is_output_kv=True)
+    for actual, expected in zip(made, (*results, *caches), strict=True):
+        assert torch.equal(actual, expected)
+
+
 C, K, T, L = torch.zeros(2, 4, 1, 8), torch.zeros(3, 1, 8), torch.zeros(1, 2).int(), torch.tensor([3])
 REFUSED = {
     "caches": (lambda: torch_npu.npu_gather_pa_kv_cache(C, C, T, L, K, K[0]), r"caches \[blocks"),

@@ -11,6 +11,7 @@ from torch_npu.composed import (  # noqa: F401
     caches,
     convolution,
     dropout,
+    experts,
     gradients,
     hyper_connections,
     linear_attention,
@@ -25,6 +26,7 @@ from torch_npu.composed import (  # noqa: F401
     scatter,
     shapes,
     sorting,
+    sparse_attention,
     suppression,
 )
 from torch_npu.composed.registry import Composed, operators

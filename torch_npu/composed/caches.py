@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -150,3 +152,26 @@ def scatter_pa_cache(
         compress_seq_offsets=compress_seq_offsets, seq_lens=seq_lens, cache_mode="Norm",
     )  # fmt: skip
     return key_cache
+
+
+@composed(
+    "npu_kv_rmsnorm_rope_cache_v2_functional(Tensor kv, Tensor gamma, Tensor cos, Tensor sin, Tensor index, "
+    "Tensor k_cache, Tensor ckv_cache, *, Tensor? k_rope_scale=None, Tensor? c_kv_scale=None, "
+    "Tensor? k_rope_offset=None, Tensor? c_kv_offset=None, Tensor? v=None, float epsilon=1e-5, "
+    "str cache_mode='Norm', bool is_output_kv=False, int? k_cache_dtype=None, int? ckv_cache_dtype=None) -> "
+    "(Tensor, Tensor, Tensor, Tensor)"
+)
+def kv_rmsnorm_rope_cache_v2_functional(
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """npu_kv_rmsnorm_rope_cache_v2 with new caches: its results, then the caches."""
+    caches = k_cache.clone(), ckv_cache.clone()
+    results = torch.ops.npu.npu_kv_rmsnorm_rope_cache_v2(kv, gamma, cos, sin, index, *caches, **options)
+    return *results, *caches

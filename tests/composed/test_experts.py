@@ -1,0 +1,79 @@
+"""Mixture of experts and low-rank adapters (torch_npu/composed/experts.py)."""
+
+import pytest
+import torch
+
+import torch_npu
+from tests.tolerance import assert_close
+
+
+def test_sorted_tokens():
+    tokens, experts = torch.randn(7, 12).npu().requires_grad_(), torch.randint(0, 4, (7, 3)).npu()
+    permuted, indices = torch_npu.npu_moe_token_permute(tokens, experts)
+    grad = torch.randn(21, 12).npu()
+    permuted.backward(grad)
+    actual = torch_npu.npu_moe_token_permute_grad_v2(grad, indices, 7, torch.float32, 3)
+    assert torch.equal(actual, tokens.grad)
+    assert torch_npu.npu_moe_token_permute_grad_v2(grad, indices, 7, torch.float16, 3).dtype == torch.float16
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_tokens_in_their_places(weighted):
+    rows, places = torch.randn(14, 12).npu().requires_grad_(), torch.randperm(14).int().npu()
+    probs = torch.rand(7, 2).npu().requires_grad_() if weighted else None
+    expected = torch_npu.npu_moe_token_unpermute(rows, places, probs)
+    actual, kept = torch_npu._npu_moe_token_unpermute(rows, places, probs)
+    assert torch.equal(actual, expected)
+    assert (kept is None) == (not weighted)
+    grad = torch.randn(expected.shape).npu()
+    expected.backward(grad)
+    given = None if probs is None else probs.detach()
+    dtokens, dprobs = torch_npu.npu_moe_token_unpermute_grad_v2(
+        grad, places, 14, torch.float32, given, permuted_tokens=kept
+    )
+    assert torch.equal(dtokens, rows.grad)
+    if probs is not None:
+        assert torch.equal(dprobs, probs.grad)
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("offset", "size"), [(0, -1), (3, 5)])
+def test_adapters(device, dtype, offset, size):
+    y, x = torch.randn(6, 9).to(dtype), torch.randn(6, 7).to(dtype)
+    columns = 9 if size == -1 else size
+    down, up = torch.randn(3, 2, 4, 7).to(dtype), torch.randn(3, 2, columns, 4).to(dtype)
+    indices = torch.tensor([2, 0, 3, 1, 1, 3], dtype=torch.int32)  # 3: none
+    expected = y.double().clone()
+    for row, number in enumerate(indices.tolist()):
+        if number < 3:
+            added = up[number, 1].double() @ down[number, 1].double() @ x[row].double() * 0.5
+            expected[row, offset : offset + columns] += added
+    given = [t.to(device) for t in (x, up, indices, down)]
+    target = y.to(device, copy=True)
+    made = torch_npu.npu_batch_gather_matmul(target, *given, 1, 0.5, offset, size)
+    assert torch.equal(target.cpu(), y)
+    assert_close(made, expected, terms=28, atol=torch.finfo(dtype).eps * 16)
+    assert torch_npu.npu_batch_gather_matmul_(target, *given, 1, 0.5, offset, size) is target
+    assert torch.equal(target, made)
+
+
+X, W = torch.zeros(2, 4), torch.zeros(1, 1, 4, 4)
+REFUSED = {
+    "count": (
+        lambda: torch_npu.npu_moe_token_permute_grad_v2(X, X[:, 0].int(), 2, torch.float32, 2), "expected 4 indices"
+    ),
+    "tokens": (
+        lambda: torch_npu.npu_moe_token_unpermute_grad_v2(X, X[:, 0].int(), 2, torch.float32, X[:, :1]),
+        "permuted_tokens with probs",
+    ),
+    "adapter": (lambda: torch_npu.npu_batch_gather_matmul(X, X, W, X[:, 0].int()), "weight_a"),
+    "columns": (lambda: torch_npu.npu_batch_gather_matmul_(X, X, W, X[:, 0].int(), W, 0, 1.0, 1), r"y \[B, out\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case):
+    call, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        call()
