@@ -57,6 +57,13 @@ class Buffer:
         buffer.stored().copy_(tensor)
         return buffer
 
+    @classmethod
+    def absent(cls) -> Buffer:
+        """An input that is not given."""
+        buffer = cls((), torch.float32)
+        buffer.desc = c.c_void_p(acl.aclCreateTensorDesc(-1, 0, None, -1))
+        return buffer
+
     def found_shape(self) -> tuple[int, ...]:
         sizes = []
         for i in range(acl.aclGetTensorDescNumDims(self.desc)):
@@ -78,6 +85,8 @@ def attributes(values: dict[str, Any]) -> c.c_void_p:
             check(acl.aclopSetAttrFloat(attr, name, c.c_float(value)))
         elif isinstance(value, str):
             check(acl.aclopSetAttrString(attr, name, value.encode()))
+        elif isinstance(value[0], float):
+            check(acl.aclopSetAttrListFloat(attr, name, len(value), (c.c_float * len(value))(*value)))
         else:
             check(acl.aclopSetAttrListInt(attr, name, len(value), (c.c_int64 * len(value))(*value)))
     return attr
@@ -464,6 +473,120 @@ def test_matmul_of_internal_formats() -> None:
     run("MatMul", packed, [out], transpose_x1=False, transpose_x2=False)
     run("Identity", [out], [plain])
     assert_close(plain.stored(), x @ y, terms=20)
+
+
+def outputs_of(
+    op: str, inputs: Sequence[torch.Tensor | None], *shapes: Sequence[int], **attrs: Any
+) -> list[torch.Tensor]:
+    outputs = [Buffer(shape, torch.float32) for shape in shapes]
+    run(op, [Buffer.absent() if t is None else Buffer.of(t.detach()) for t in inputs], outputs, **attrs)
+    return [out.stored() for out in outputs]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_long_short_term_memory_and_its_gradients(apart: bool) -> None:
+    layer = torch.nn.LSTM(3, 5).double()
+    x = torch.randn(4, 2, 3).double().requires_grad_()
+    h, c = (torch.randn(1, 2, 5).double().requires_grad_() for _ in range(2))
+    y, (last_h, last_c) = layer(x, (h, c))
+    wx, wh = layer.weight_ih_l0, layer.weight_hh_l0
+    weights = [wx.t(), wh.t()] if apart else [torch.cat([wx, wh], 1).t()]
+    bias = layer.bias_ih_l0 + layer.bias_hh_l0
+    op, order = ("DynamicRNNV2", "ifco") if apart else ("DynamicRNN", "ifjo")
+    inputs = [t.float() for t in (x, *weights, bias)]
+    forward = [*inputs, None, h.float(), c.float()]
+    found = outputs_of(op, forward, *[(4, 2, 5)] * 8, gate_order=order)
+    assert_close(found[0], y.detach().float(), terms=64)
+    assert torch.equal(found[1], found[0])
+    assert_close(found[2][-1], last_c[0].detach().float(), terms=64)
+
+    dy, dh, dc = torch.randn(4, 2, 5), torch.randn(2, 5), torch.randn(2, 5)
+    torch.autograd.backward([y, last_h, last_c], [dy.double(), dh[None].double(), dc[None].double()])
+    given = inputs[: 1 + len(weights)] + ([] if apart else [inputs[-1]])
+    states = [found[0], h[0].float(), c[0].float(), *found[1:3], dy, dh, dc, *found[3:]]
+    expected = [wx.grad.t(), wh.grad.t()] if apart else [torch.cat([wx.grad, wh.grad], 1).t()]
+    expected += [layer.bias_ih_l0.grad, x.grad, h.grad[0], c.grad[0]]
+    grads = outputs_of(op + "Grad", given + states, *[t.shape for t in expected], gate_order="ifjo")
+    for actual, wanted in zip(grads, expected, strict=True):
+        assert_close(actual, wanted.float(), terms=256)
+
+
+def test_gated_recurrent_unit_and_its_gradients() -> None:
+    layer = torch.nn.GRU(3, 5).double()
+    x, h = torch.randn(4, 2, 3).double().requires_grad_(), torch.randn(1, 2, 5).double().requires_grad_()
+    y, last = layer(x, h)
+    weights = [layer.weight_ih_l0.t(), layer.weight_hh_l0.t()]
+    forward = [t.float() for t in (x, *weights, layer.bias_ih_l0, layer.bias_hh_l0)]
+    found = outputs_of(
+        "DynamicGRUV2", [*forward, None, h.float()], *[(4, 2, 5)] * 6, gate_order="rzh", reset_after=True
+    )
+    assert_close(found[0], y.detach().float(), terms=64)
+    dy, dh = torch.randn(4, 2, 5), torch.randn(2, 5)
+    torch.autograd.backward([y, last], [dy.double(), dh[None].double()])
+    inputs = [*forward[:3], found[0], h[0].float(), found[1], dy, dh, *found[2:]]
+    expected = [
+        layer.weight_ih_l0.grad.t(),
+        layer.weight_hh_l0.grad.t(),
+        layer.bias_ih_l0.grad,
+        layer.bias_hh_l0.grad,
+        x.grad,
+        h.grad[0],
+    ]
+    grads = outputs_of("DynamicGRUV2Grad", inputs, *[t.shape for t in expected], gate_order="rzh", reset_after=True)
+    for actual, wanted in zip(grads, expected, strict=True):
+        assert_close(actual, wanted.float(), terms=256)
+    with pytest.raises(RuntimeError, match="gate_order rzh"):
+        outputs_of("DynamicGRUV2", [*forward, None, h.float()], *[(4, 2, 5)] * 6, gate_order="zrh")
+
+
+def test_slices_with_steps() -> None:
+    x = torch.arange(24.0).view(4, 6)
+    bounds = [torch.tensor(values) for values in ([1, 0], [4, 5], [2, 3])]
+    assert torch.equal(call("StridedSlice", x, *bounds, like=torch.empty(2, 2)), x[1:4:2, 0:5:3])
+    assert torch.equal(call("StridedSlice", x, *bounds, like=torch.empty(2, 2), end_mask=2), x[1:4:2, 0::3])
+    with pytest.raises(RuntimeError, match="no StridedSlice with new_axis_mask"):
+        call("StridedSlice", x, *bounds, like=torch.empty(2, 2), new_axis_mask=1)
+
+
+@pytest.mark.parametrize(("p", "code"), [(0, 0.0), (1, 1.0), (2.5, 2.5), (float("inf"), 2147483647.0)])
+def test_norms_in_two_steps(p: float, code: float) -> None:
+    x = torch.randn(3, 5)
+    powers = call("LpNormReduceV2", x, like=torch.empty(3), p=code, axes=(1,), keepdim=False)
+    assert_close(call("LpNormUpdateV2", powers.clone(), like=powers, p=code), x.norm(p, 1), terms=16)
+
+
+def test_overlaps_whose_sides_are_longer_by_eps() -> None:
+    found, truth = torch.tensor([[0.0, 0, 10, 10], [10, 10, 20, 20]]), torch.tensor([[0.0, 0, 10, 20]])
+    shared = 100.0
+    united = 10.01 * 10.01 + 10.01 * 20.01 - shared
+    assert_close(
+        call("Iou", found, truth, like=torch.empty(1, 2), eps=0.01), torch.tensor([[shared / united, 0]]), terms=4
+    )
+    actual = call("Iou", found, truth, like=torch.empty(1, 2), eps=0.01, mode="iof")
+    assert_close(actual, torch.tensor([[shared / (10.01 * 20.01), 0]]), terms=4)
+
+
+def test_anchors_answer_for_boxes() -> None:
+    overlaps = torch.tensor([[0.9, 0.2, 0.4, 0.0], [0.1, 0.3, 0.4, 0.0]])
+    own, box = overlaps.max(0)
+    of_box, anchor = overlaps.max(1)
+    flags = torch.tensor([1, 1, 1, 0], dtype=torch.uint8)
+    inputs = [torch.zeros(4), overlaps, flags, own, box, of_box, anchor, torch.tensor([2])]
+    limits = {"pos_iou_thr": 0.5, "min_pos_iou": 0.3, "gt_max_assign_all": True}
+    assert call("GridAssignPositive", *inputs, like=torch.empty(4), **limits).tolist() == [1, 0, 2, 0]
+
+
+@pytest.mark.parametrize("with_offset", [False, True])
+def test_scale_that_reproduces_data_best(with_offset: bool) -> None:
+    x = torch.randn(2000).clamp(-3, 3)
+    sums = torch.histc(x, 128, x.min().item(), x.max().item()).cumsum(0).int()
+    scale, offset = (Buffer((1,), torch.float32) for _ in range(2))
+    inputs = [x, x.min().view(1), x.max().view(1), sums]
+    search = {"min_percentile": 0.999, "max_percentile": 0.999, "search_step": 0.05, "with_offset": with_offset}
+    run("IFMR", [Buffer.of(t) for t in inputs], [scale, offset], search_range=(0.7, 1.3), **search)
+    step, zero = scale.stored(), offset.stored()
+    near = (((x / step).round() + zero).clamp(-128, 127) - zero) * step
+    assert (near - x).abs().max() < 8 / 255  # of a range of 6, cut off somewhat at its ends
 
 
 def test_overflow_raises_no_flags() -> None:

@@ -149,10 +149,48 @@ void anchor_response_flags(const Arguments& a) {
   a.set(0, flags.unsqueeze(1).expand({-1, a.attribute<int64_t>("num_base_anchors")}).reshape({-1}));
 }
 
+/// Inputs: boxes [N, 4] and true boxes [M, 4]; output [M, N]. Sides are eps longer where areas are divided
+/// by.
+void overlap(const Arguments& a) {
+  const Corners boxes(a.wide(0).t(), false);
+  Corners truth(a.wide(1).t(), false);
+  truth.become_column();
+  const double eps = a.attribute<float>("eps", 1.0F);
+  const auto area = [&](const Corners& c) { return (c.x2 - c.x1 + eps) * (c.y2 - c.y1 + eps); };
+  const auto both = (at::minimum(boxes.x2, truth.x2) - at::maximum(boxes.x1, truth.x1)).clamp_min(0) *
+                    (at::minimum(boxes.y2, truth.y2) - at::maximum(boxes.y1, truth.y1)).clamp_min(0);
+  const bool of_truth = a.attribute<std::string>("mode", "iou") == "iof";
+  a.set(0, both / (of_truth ? area(truth) : area(truth) + area(boxes) - both));
+}
+
+/// Inputs: numbers [N], overlaps [K, N], flags [N], largest overlap and its box of each anchor, and of each
+/// box, count of boxes. An anchor answers for the box that it overlaps most; each box takes the anchors that
+/// overlap it most.
+void grid_assign_positive(const Arguments& a) {
+  const auto overlaps = a[1], of_box = a[5];
+  const int64_t boxes = overlaps.size(0), anchors = overlaps.size(1);
+  const auto responsible = a[2] != 0;
+  const auto own = responsible.logical_and(a[3] > a.attribute<float>("pos_iou_thr"));
+  auto result = at::where(own, (a[4] + 1).to(at::kFloat), a.wide(0));
+  const auto number = at::arange(1, boxes + 1).unsqueeze(1);
+  auto taken = a.flag("gt_max_assign_all") ? overlaps == of_box.unsqueeze(1)
+                                           : a[6].unsqueeze(1) == at::arange(anchors, a[6].options());
+  taken = taken.logical_and(responsible)
+              .logical_and((of_box > a.attribute<float>("min_pos_iou")).unsqueeze(1))
+              .logical_and(number <= a.number(7));
+  if (boxes > 0) {
+    const auto last = (taken * number).amax(0);
+    result = at::where(last > 0, last.to(at::kFloat), result);
+  }
+  a.set(0, result);
+}
+
 }  // namespace
 
 Table box_operators() {
   return {
+      {"Iou", overlap},
+      {"GridAssignPositive", grid_assign_positive},
       {"GIoU", forward<giou>},
       {"GIoUGrad", backward<giou>},
       {"DIoU", forward<diou>},

@@ -71,6 +71,8 @@ Table suppression_operators();
 Table optimizer_operators();
 Table statistics_operators();
 Table overflow_operators();
+Table recurrent_operators();
+Table quantization_operators();
 Table deformable_operators();
 
 }  // namespace cann_host::legacy

@@ -100,6 +100,27 @@ void unique_slices(const Arguments& a) {
   a.set_found(3, inverse);
 }
 
+/// The exponent of a norm; the ends of int32 stand for infinities.
+float norm_exponent(const Arguments& a) {
+  const auto p = a.attribute<float>("p", 2);
+  return std::abs(p) >= 2147483647.0F ? std::copysign(INFINITY, p) : p;
+}
+
+/// Sums of powers, or what takes their place.
+void norm_reduce(const Arguments& a) {
+  const float p = norm_exponent(a);
+  const auto axes = a.attribute<std::vector<int64_t>>("axes", {});
+  const bool keep = a.flag("keepdim");
+  const auto size = a.wide(0).abs();
+  if (std::isinf(p)) return a.set(0, p > 0 ? size.amax(axes, keep) : size.amin(axes, keep));
+  a.set(0, (p == 0 ? (size != 0).to(at::kFloat) : size.pow(p)).sum(axes, keep));
+}
+
+void norm_update(const Arguments& a) {
+  const float p = norm_exponent(a);
+  a.set(0, p == 0 || std::isinf(p) ? a.wide(0) : a.wide(0).pow(1 / p));
+}
+
 /// Outputs: y, mean, 1 / standard deviation, over the dimensions from begin_norm_axis on.
 void layer_norm(const Arguments& a) {
   const auto x = a.wide(0);
@@ -131,6 +152,8 @@ Table reduction_operators() {
       {"CdistGrad", distance_gradient},
       {"Sort", sort},
       {"SortV2", sort_values},
+      {"LpNormReduceV2", norm_reduce},
+      {"LpNormUpdateV2", norm_update},
       {"LayerNormV3", layer_norm},
       {"NonZero",
        [](const Arguments& a) {

@@ -19,6 +19,28 @@ void slice(const Arguments& a) {
   a.set(0, result);
 }
 
+/// Inputs: tensor, beginning, end and step of each dimension. A set bit of a mask stands for the whole
+/// dimension.
+void strided_slice(const Arguments& a) {
+  for (const char* name : {"ellipsis_mask", "new_axis_mask", "shrink_axis_mask"}) {
+    TORCH_CHECK(a.attribute<int64_t>(name, 0) == 0, "cann_host has no StridedSlice with ", name);
+  }
+  const auto open_begin = a.attribute<int64_t>("begin_mask", 0),
+             open_end = a.attribute<int64_t>("end_mask", 0);
+  const Sizes begin = a.list(1), end = a.list(2), step = a.list(3);
+  TORCH_CHECK(begin.size() == end.size() && begin.size() == step.size(), "StridedSlice got ", begin.size(),
+              " beginnings, ", end.size(), " ends and ", step.size(), " steps");
+  auto result = a[0];
+  for (size_t dim = 0; dim < begin.size(); ++dim) {
+    const auto d = static_cast<int64_t>(dim);
+    const auto given = [&](int64_t mask, int64_t value) {
+      return mask >> dim & 1 ? std::optional<int64_t>() : std::optional(value);
+    };
+    result = result.slice(d, given(open_begin, begin[dim]), given(open_end, end[dim]), step[dim]);
+  }
+  a.set(0, result);
+}
+
 void confusion_transpose(const Arguments& a) {
   const auto perm = a.attribute<Sizes>("perm"), shape = a.attribute<Sizes>("shape");
   a.set(0, a.flag("transpose_first") ? a[0].permute(perm).reshape(shape) : a[0].reshape(shape).permute(perm));
@@ -93,6 +115,7 @@ Table shape_operators() {
       {"Transpose", [](const Arguments& a) { a.set(0, a[0].permute(a.list(1))); }},
       {"ConfusionTransposeD", confusion_transpose},
       {"Slice", slice},
+      {"StridedSlice", strided_slice},
       {"Tile", [](const Arguments& a) { a.set(0, a[0].repeat(a.list(1))); }},
       {"ReverseV2", [](const Arguments& a) { a.set(0, a[0].flip(a.list(1))); }},
       {"AsStrided",
