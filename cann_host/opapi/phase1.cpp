@@ -269,11 +269,18 @@ void Phase1::convolution(const aclTensor* input, const aclTensor* weight, const 
     return values->values[values->values.size() == 1 ? 0 : i];
   };
   for (const auto* values : {stride, padding, dilation, output_padding}) {
-    if (values->values.size() != 1 && values->values.size() != spatial) {
+    const size_t count = values->values.size();
+    // Beginning and end of each dimension may be padded apart.
+    const bool both_ends = values == padding && !transposed && spatial == 2 && count == 2 * spatial;
+    if (count != 1 && count != spatial && !both_ends) {
       return refuse("stride, padding, dilation and outputPadding need 1 or " + std::to_string(spatial) +
-                    " numbers");
+                    " numbers (padding of images also 4)");
     }
   }
+  const auto padded = [&](size_t i) {
+    const auto& values = padding->values;
+    return values.size() == 2 * spatial ? values[2 * i] + values[2 * i + 1] : 2 * at(padding, i);
+  };
   if (groups < 1) return refuse("groups is " + std::to_string(groups) + "; it must be positive");
   const int64_t in_channels = transposed ? weight->sizes[0] : weight->sizes[1] * groups;
   const int64_t out_channels = transposed ? weight->sizes[1] * groups : weight->sizes[0];
@@ -289,9 +296,9 @@ void Phase1::convolution(const aclTensor* input, const aclTensor* weight, const 
     if (weight->sizes[i + 2] < 1) return refuse("the kernel has no elements");
     const int64_t reach = at(dilation, i) * (weight->sizes[i + 2] - 1);
     const int64_t in = input->sizes[i + 2];
-    const int64_t expected =
-        transposed ? (in - 1) * at(stride, i) - 2 * at(padding, i) + reach + at(output_padding, i) + 1
-                   : (in + 2 * at(padding, i) - reach - 1) / at(stride, i) + 1;
+    const int64_t expected = transposed
+                                 ? (in - 1) * at(stride, i) - padded(i) + reach + at(output_padding, i) + 1
+                                 : (in + padded(i) - reach - 1) / at(stride, i) + 1;
     if (output->sizes[i + 2] != expected) {
       return refuse("spatial dimension " + std::to_string(i) + " of the output must be " +
                     std::to_string(expected));

@@ -283,3 +283,47 @@ def test_ctc_loss_with_room_for_more_in_log_alpha(room, batched):
 def test_results_that_cannot_be_cast_are_refused_before_work_is_on_a_stream(op, arguments):
     with pytest.raises(RuntimeError, match=r"161002.*can't be cast to the desired output type"):
         call(op, *arguments)
+
+
+def test_hardsigmoid_of_integers_is_cut_off():
+    x = torch.tensor([-6, -1, 0, 2, 3, 9], dtype=torch.int32)
+    out = torch.empty_like(x)
+    call("Hardsigmoid", x, out)
+    assert out.tolist() == F.hardsigmoid(x.float()).int().tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_in_16_bits_are_summed_in_float32(dtype):
+    x, target, weight = torch.randn(3000, 5).to(dtype), torch.randint(0, 5, (3000,)), torch.rand(5).to(dtype)
+    for reduction, name in ((1, "mean"), (2, "sum")):
+        out, total = torch.empty((), dtype=dtype), torch.empty((), dtype=dtype)
+        call("NLLLoss", x, target, weight, reduction, 2, out, total)
+        expected = F.nll_loss(x.double(), target, weight.double(), ignore_index=2, reduction=name)
+        assert_close(out, expected)
+        assert_close(total, weight.double()[target].masked_fill(target == 2, 0).sum())
+    image, labels = x.view(3, 5, 20, 50), target.view(3, 20, 50)
+    call("NLLLoss2d", image, labels, None, 1, 2, out, total)
+    assert_close(out, F.nll_loss(image.double(), labels, ignore_index=2))
+    margins = torch.empty(4, dtype=dtype)
+    labels = torch.tensor([[1, 3, -1, 0, 2]]).expand(4, 5)
+    call("MultilabelMarginLoss", x[:4], labels, 0, margins, torch.empty(4, 5, dtype=dtype))
+    assert_close(margins, F.multilabel_margin_loss(x[:4].double(), labels, reduction="none"), terms=8)
+    distances = torch.empty(6, dtype=dtype)
+    call("Pdist", x[:4], 2.0, distances)
+    assert_close(distances, torch.pdist(x[:4].double()), terms=5)
+
+
+def test_images_are_padded_apart_at_both_ends():
+    x, weight = torch.randn(2, 3, 5, 6), torch.randn(4, 3, 2, 2)
+    expected = F.conv2d(F.pad(x, (3, 0, 1, 2)).double(), weight.double())
+    out = torch.empty(expected.shape)
+    call("Convolution", x, weight, None, [1, 1], [1, 2, 3, 0], [1, 1], False, [0, 0], 1, out, 0)
+    assert_close(out, expected, terms=12)
+    with pytest.raises(RuntimeError, match="the kernel has no elements"):
+        call("Convolution", x, weight[:, :, :0], None, [1, 1], [0], [1, 1], False, [0, 0], 1, out, 0)
+
+
+@pytest.mark.parametrize("p", [0, -1.5])
+def test_norms_that_are_no_norms_are_refused(p):
+    with pytest.raises(RuntimeError, match=r"161002.*p must be positive"):
+        call("Renorm", X, p, 0, 1, new(3, 4))

@@ -5,9 +5,15 @@ void Convolution(const at::Tensor& input, const at::Tensor& weight, const std::o
                  at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                  at::IntArrayRef outputPadding, int64_t groups, at::Tensor& output, int8_t) {
   const Placement placement({output});
-  assign(output,
-         at::convolution(exact(input), exact(weight), bias.has_value() ? std::optional(exact(*bias)) : bias,
-                         stride, padding, dilation, transposed, outputPadding, groups));
+  static constexpr std::array<int64_t, 2> unpadded{0, 0};
+  auto image = exact(input);
+  auto around = padding;
+  if (padding.size() == 4 && input.dim() == 4) {  // top, bottom, left, right
+    image = at::constant_pad_nd(image, {padding[2], padding[3], padding[0], padding[1]});
+    around = unpadded;
+  }
+  assign(output, at::convolution(image, exact(weight), bias.has_value() ? std::optional(exact(*bias)) : bias,
+                                 stride, around, dilation, transposed, outputPadding, groups));
 }
 
 void ConvolutionBackward(const at::Tensor& gradOutput, const at::Tensor& input, const at::Tensor& weight,

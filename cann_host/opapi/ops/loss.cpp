@@ -77,9 +77,37 @@ void CtcLossBackward(const at::Tensor& gradOut, const at::Tensor& logProbs, cons
   out.copy_(grad.view_as(out));
 }
 
+namespace {
+
+/// The sum or mean of losses in 16 bits, in float32: their sum in 16 bits would lose most of it.
+void reduce_wide(const at::Tensor& each, const at::Tensor& labels, const std::optional<at::Tensor>& weight,
+                 int64_t reduction, int64_t ignored, at::Tensor& out, at::Tensor& total) {
+  const auto counted = labels.reshape({-1}) != ignored;
+  auto share = counted.to(at::kFloat);
+  if (weight.has_value()) {
+    share =
+        share * widened(*weight).index_select(0, labels.reshape({-1}).masked_fill(~counted, 0).to(at::kLong));
+  }
+  const auto sum = share.sum(), loss = (widened(each).reshape({-1}) * share).sum();
+  total.copy_(sum);
+  out.copy_(reduction == at::Reduction::Mean ? loss / sum : loss);
+}
+
+bool sums_16_bits(const at::Tensor& self, int64_t reduction) {
+  return reduction != at::Reduction::None && at::isReducedFloatingType(self.scalar_type());
+}
+
+}  // namespace
+
 void NLLLoss(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight,
              int64_t reduction, int64_t ignoreIndex, at::Tensor& out, at::Tensor& totalWeight) {
-  at::nll_loss_forward_out(out, totalWeight, self, classes(target), given(weight), reduction, ignoreIndex);
+  const auto labels = classes(target);
+  if (!sums_16_bits(self, reduction)) {
+    at::nll_loss_forward_out(out, totalWeight, self, labels, given(weight), reduction, ignoreIndex);
+    return;
+  }
+  const auto each = std::get<0>(at::nll_loss_forward(self, labels, {}, at::Reduction::None, ignoreIndex));
+  reduce_wide(each, labels, given(weight), reduction, ignoreIndex, out, totalWeight);
 }
 
 void NLLLossBackward(const at::Tensor& gradOutput, const at::Tensor& self, const at::Tensor& target,
@@ -91,7 +119,13 @@ void NLLLossBackward(const at::Tensor& gradOutput, const at::Tensor& self, const
 
 void NLLLoss2d(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight,
                int64_t reduction, int64_t ignoreIndex, at::Tensor& out, at::Tensor& totalWeight) {
-  at::nll_loss2d_forward_out(out, totalWeight, self, classes(target), given(weight), reduction, ignoreIndex);
+  const auto labels = classes(target);
+  if (!sums_16_bits(self, reduction)) {
+    at::nll_loss2d_forward_out(out, totalWeight, self, labels, given(weight), reduction, ignoreIndex);
+    return;
+  }
+  const auto each = std::get<0>(at::nll_loss2d_forward(self, labels, {}, at::Reduction::None, ignoreIndex));
+  reduce_wide(each, labels, given(weight), reduction, ignoreIndex, out, totalWeight);
 }
 
 void NLLLoss2dBackward(const at::Tensor& gradOutput, const at::Tensor& self, const at::Tensor& target,
