@@ -327,3 +327,11 @@ def test_images_are_padded_apart_at_both_ends():
 def test_norms_that_are_no_norms_are_refused(p):
     with pytest.raises(RuntimeError, match=r"161002.*p must be positive"):
         call("Renorm", X, p, 0, 1, new(3, 4))
+
+
+def test_triangular_matrices_of_batches():
+    a, b = torch.randn(4, 4).tril() + 4 * torch.eye(4), torch.randn(2, 3, 4, 5)
+    x, copy = torch.empty(2, 3, 4, 5), torch.empty(2, 3, 4, 4)
+    call("TriangularSolve", b, a, False, False, False, x, copy)
+    assert_close(x, torch.linalg.solve_triangular(a.double(), b.double(), upper=False), terms=64)
+    assert torch.equal(copy, a.expand_as(copy))
