@@ -5,6 +5,7 @@ Every rank knows the inputs of all ranks, so that what is expected is computed w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -351,8 +352,8 @@ def network() -> torch.nn.Module:
     )
 
 
-def trained(model: torch.nn.Module, inputs: list[Tensor]) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def trained(model: torch.nn.Module, inputs: list[Tensor], rate: float = 0.1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for x in inputs:
         optimizer.zero_grad()
         model(x).square().mean().backward()
@@ -376,6 +377,24 @@ def data_parallel_trains_as_one_process_with_all_data(rank: int, n: int) -> None
         assert model._get_ddp_logging_data()["forward_compute_time"] > 0
     for actual, expected in zip(model.module.parameters(), alone.parameters(), strict=True):
         assert_close(actual, expected, terms=256)
+
+
+@case
+def data_parallel_training_in_graphs(rank: int, n: int) -> None:
+    import torch_npu
+
+    inputs = [[of(10 * step + i, 4, 8) for i in range(n)] for step in range(5)]
+    alone = plain().double()
+    trained(alone, [torch.cat(parts).double() for parts in inputs], rate=1e-3)
+    for graphed in (True, False):
+        model = torch.nn.parallel.DistributedDataParallel(plain().npu())
+        run = model if graphed else torch.compile(model, backend="npu")
+        with torch_npu.enable_graph() if graphed else contextlib.nullcontext():
+            trained(run, [parts[rank].npu() for parts in inputs], rate=1e-3)
+        for actual, expected in zip(model.module.parameters(), alone.parameters(), strict=True):
+            assert_close(actual, expected, terms=256)
+        if graphed:
+            assert [(row.module, row.replays) for row in torch_npu.graph_report()] == [("Sequential", 4)]
 
 
 @case

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 from torch._C._dynamo import eval_frame
+from torch.nn.parallel import DistributedDataParallel
 
 from torchtitan_npu.sinking.cache import Options, run
 
@@ -36,6 +37,9 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     options = _thread.options
     if options is None:
         _leave_modules_alone()
+        return _plain_call(self, *args, **kwargs)
+    if isinstance(self, DistributedDataParallel):
+        # It prepares the reduction of gradients at each call, which a replay would not: its module is what is recorded.
         return _plain_call(self, *args, **kwargs)
     _thread.options = None  # modules inside are part of this call
     try:
@@ -101,6 +105,8 @@ class enable_graph:
     are a graph each, or three times without gradients. Later calls execute no Python of the model.
 
     Without gradients, arguments in the memory of the first call are read where they lie; others are copied first.
+
+    Of a ``DistributedDataParallel`` the module inside is recorded, so that gradients are reduced after each backward.
 
     A module that no graph can stand for (hooks, control flow that depends on data, operators that cannot be recorded, a
     ``forward`` that changes attributes, …) runs as always, with one warning that says why.
