@@ -26,6 +26,7 @@ bool; float16 and bfloat16 exist in memory and are float32 in registers. Argumen
 | `index` | `TCI` | int64 | the index along an axis |
 | `cast` | `TCVT` | all | conversion; to a 16-bit float: rounds, and goes on in float32 |
 """
+_SYMBOLS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}
 
 
 def types_text(accepts: frozenset[DType]) -> str:
@@ -39,6 +40,7 @@ def page() -> str:
     rows = []
     for row in INSTRUCTIONS.values():
         meaning = re.sub(r"_\(", "(", row.cpp.format("a", "b", "c"))
+        meaning = re.sub(r"\b(eq|ne|lt|le)\((\w), (\w)\)", lambda m: f"{m[2]} {_SYMBOLS[m[1]]} {m[3]}", meaning)
         meaning = re.sub(r"^mask\((.*)\)$", r"\1", meaning).replace("__builtin_inff()", "inf").replace("|", "\\|")
         rows.append(f"| `{row.name}` | `{row.pto}` | {types_text(row.accepts)} | {meaning} |")
     for reduction in REDUCTIONS.values():

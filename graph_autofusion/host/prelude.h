@@ -33,12 +33,80 @@ INLINE To cast_bits(From from) {
 }
 
 // ---- masks
+// GCC compares and selects a vector of 128 bytes element by element: its halves are registers.
+typedef i64 L8 __attribute__((vector_size(64)));
+typedef double D8 __attribute__((vector_size(64)));
+typedef int I8 __attribute__((vector_size(32)));
+template <class Whole, class Half>
+union Halves {
+  Whole whole;
+  Half half[2];
+};
+INLINE Halves<L, L8> halves(L x) { return {x}; }
+INLINE Halves<D, D8> halves(D x) { return {x}; }
+INLINE Halves<I, I8> halves(I x) { return {x}; }
+
+template <class V, class Compare>
+INLINE M compare(V a, V b, Compare holds) {
+  if constexpr (sizeof(V) == sizeof(M)) {
+    return (M)holds(a, b);
+  } else {
+    const auto x = halves(a), y = halves(b);
+    Halves<I, I8> result;
+    for (int h = 0; h < 2; ++h) result.half[h] = __builtin_convertvector(holds(x.half[h], y.half[h]), I8);
+    return result.whole;
+  }
+}
+struct Equal {
+  template <class V>
+  __attribute__((always_inline)) auto operator()(V a, V b) const {
+    return a == b;
+  }
+};
+struct Less {
+  template <class V>
+  __attribute__((always_inline)) auto operator()(V a, V b) const {
+    return a < b;
+  }
+};
+struct LessOrEqual {
+  template <class V>
+  __attribute__((always_inline)) auto operator()(V a, V b) const {
+    return a <= b;
+  }
+};
+template <class V>
+INLINE M eq_(V a, V b) {
+  return compare(a, b, Equal());
+}
+template <class V>
+INLINE M ne_(V a, V b) {
+  return ~compare(a, b, Equal());
+}
+template <class V>
+INLINE M lt_(V a, V b) {
+  return compare(a, b, Less());
+}
+template <class V>
+INLINE M le_(V a, V b) {
+  return compare(a, b, LessOrEqual());
+}
+
+template <class V>
+INLINE V select_wide(M m, V a, V b) {
+  const auto x = halves(a), y = halves(b);
+  const auto condition = halves(m);
+  auto result = x;
+  for (int h = 0; h < 2; ++h)
+    result.half[h] = __builtin_convertvector(condition.half[h], L8) ? x.half[h] : y.half[h];
+  return result.whole;
+}
 INLINE M mask(I x) { return x; }
 INLINE M mask(L x) { return __builtin_convertvector(x, I); }
 INLINE F select(M m, F a, F b) { return m ? a : b; }
 INLINE I select(M m, I a, I b) { return m ? a : b; }
-INLINE D select(M m, D a, D b) { return __builtin_convertvector(m, L) ? a : b; }
-INLINE L select(M m, L a, L b) { return __builtin_convertvector(m, L) ? a : b; }
+INLINE D select(M m, D a, D b) { return select_wide(m, a, b); }
+INLINE L select(M m, L a, L b) { return select_wide(m, a, b); }
 /// Lanes below `count`.
 INLINE M first_lanes(i64 count) { return lane_number < splat((int)(count < lanes ? count : lanes)); }
 
@@ -217,7 +285,7 @@ INLINE V each(V x, V y, Function function) {
 INLINE F abs_(F x) { return cast_bits<F>(cast_bits<I>(x) & 0x7fffffff); }
 INLINE D abs_(D x) { return cast_bits<D>(cast_bits<L>(x) & 0x7fffffffffffffff); }
 INLINE I abs_(I x) { return select(x < 0, -x, x); }
-INLINE L abs_(L x) { return x < 0 ? -x : x; }
+INLINE L abs_(L x) { return (x ^ (x >> 63)) - (x >> 63); }
 INLINE F copysign_(F a, F b) {
   return cast_bits<F>(cast_bits<I>(abs_(a)) | (cast_bits<I>(b) & (int)0x80000000));
 }
@@ -227,9 +295,9 @@ INLINE D copysign_(D a, D b) {
 INLINE M signbit_(F x) { return cast_bits<I>(x) < 0; }
 INLINE M signbit_(D x) { return mask(cast_bits<L>(x) < 0); }
 INLINE F sign_(F x) { return select(x > 0, splat(1.0f), select(x < 0, splat(-1.0f), splat(0.0f))); }
-INLINE D sign_(D x) { return x > 0 ? splat(1.0) : x < 0 ? splat(-1.0) : splat(0.0); }
+INLINE D sign_(D x) { return select(lt_(D{}, x), splat(1.0), select(lt_(x, D{}), splat(-1.0), D{})); }
 INLINE I sign_(I x) { return (x < 0) - (x > 0); }
-INLINE L sign_(L x) { return (x < 0) - (x > 0); }
+INLINE L sign_(L x) { return to_L(lt_(x, L{}) - lt_(L{}, x)); }
 // `b` where it is NaN or greater: a comparison with NaN is false, so that NaN stays in `a` and goes through
 // from `b`.
 #if defined(__AVX512F__)
@@ -242,23 +310,23 @@ INLINE F min_or_second(F a, F b) { return select(a < b, a, b); }
 #endif
 INLINE F maximum_(F a, F b) { return select(b != b, b, max_or_second(b, a)); }
 INLINE F minimum_(F a, F b) { return select(b != b, b, min_or_second(b, a)); }
-INLINE D maximum_(D a, D b) { return (b > a) | (b != b) ? b : a; }
-INLINE D minimum_(D a, D b) { return (b < a) | (b != b) ? b : a; }
+INLINE D maximum_(D a, D b) { return select(lt_(a, b) | ne_(b, b), b, a); }
+INLINE D minimum_(D a, D b) { return select(lt_(b, a) | ne_(b, b), b, a); }
 INLINE I maximum_(I a, I b) { return select(b > a, b, a); }
 INLINE I minimum_(I a, I b) { return select(b < a, b, a); }
-INLINE L maximum_(L a, L b) { return b > a ? b : a; }
-INLINE L minimum_(L a, L b) { return b < a ? b : a; }
+INLINE L maximum_(L a, L b) { return select(lt_(a, b), b, a); }
+INLINE L minimum_(L a, L b) { return select(lt_(b, a), b, a); }
 template <class V>
 INLINE V fmax_(V a, V b) {
-  return select(mask((b > a) | (a != a)), b, a);
+  return select(lt_(a, b) | ne_(a, a), b, a);
 }
 template <class V>
 INLINE V fmin_(V a, V b) {
-  return select(mask((b < a) | (a != a)), b, a);
+  return select(lt_(b, a) | ne_(a, a), b, a);
 }
 template <class V>
 INLINE V relu_(V x) {
-  return select(mask(x <= 0), V{}, x);
+  return select(le_(x, V{}), V{}, x);
 }
 #if defined(__AVX512F__)
 INLINE F sqrt_(F x) { return __builtin_ia32_sqrtps512_mask(x, x, (u16)-1, 4); }
@@ -660,7 +728,7 @@ INLINE V fold_rows(V (&v)[lanes], Combine combine) {
 
 /// `corrected`, and `quotient` in lanes where that is zero, infinite or NaN.
 INLINE D unless_special(D quotient, D corrected) {
-  return select(mask((abs_(quotient) < __builtin_inf()) & (quotient != 0)), corrected, quotient);
+  return select(lt_(abs_(quotient), splat(__builtin_inf())) & ne_(quotient, D{}), corrected, quotient);
 }
 INLINE F unless_special(F quotient, F corrected) {
 #if defined(__AVX512DQ__)

@@ -575,7 +575,7 @@ def _convert(value: str, source: DType, target: DType) -> str:
     if source is target:
         return value
     if target is DType.BOOL:
-        return f"mask({value} != 0)"
+        return f"ne_({value}, {_VECTOR[source]}{{}})"
     if source is DType.BOOL:
         value = f"({value} & 1)"
     vector = _VECTOR[target]
