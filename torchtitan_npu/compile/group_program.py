@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from graph_autofusion.dtypes import I64
+from graph_autofusion.dtypes import I32, I64
 from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
 from torchtitan_npu.compile.concatenation import CONCATENATION, Part, dimension
 from torchtitan_npu.compile.group import (
@@ -155,12 +155,15 @@ class _GroupLowering:
 def _count(builder: TileBuilder, count: Node, strides: Sequence[int]) -> Value:
     """The element of a count at the point of the loops, in the type of its values."""
     start, step = counts(count) or (0, 1)
-    value = builder.constant(start, I64)
+    dtype = tile_dtype(tensor_of(count).dtype).compute
+    wide = I32 if dtype is I32 else I64
+    value: Value | None = None if start == 0 else builder.constant(start, wide)
     for axis, stride in enumerate(strides):
         if stride:
-            index = builder.index(axis)
-            value = value.apply("add", index if stride * step == 1 else index.apply("mul", stride * step))
-    return builder.cast(value, tile_dtype(tensor_of(count).dtype).compute)
+            index = builder.index(axis, wide)
+            term = index if stride * step == 1 else index.apply("mul", stride * step)
+            value = term if value is None else value.apply("add", term)
+    return builder.cast(builder.constant(0, wide) if value is None else value, dtype)
 
 
 def _kind(stride: int) -> Stride:

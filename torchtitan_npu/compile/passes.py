@@ -95,11 +95,15 @@ def _key(node: Node) -> Any:
 
 
 def remove_redundant_views(graph: Graph) -> int:
-    """Views to the shape that is there; a view of a view becomes one of the first."""
+    """Views to the shape that is there, and aliases; a view of a view becomes one of the first."""
     removed = 0
     for node in list(graph.nodes):
         if node.target is aten._unsafe_view.default:  # of a fresh tensor: a view like any other
             node.target = aten.view.default
+        if node.target in (aten.alias.default, aten.detach.default) and not escapes(node):
+            replace(node, node.args[0])
+            removed += 1
+            continue
         if node.target not in (aten.view.default, aten.reshape.default, aten.expand.default):
             continue
         base = node.args[0]
