@@ -15,12 +15,19 @@ from torch.fx import GraphModule
 
 from torchtitan_npu.compile import report
 from torchtitan_npu.compile.attention import fuse_attention
+from torchtitan_npu.compile.cross_entropy import fuse_cross_entropy
 from torchtitan_npu.compile.decompositions import decompositions
 from torchtitan_npu.compile.folding import FOLDING, PREPARATIONS, Folded, FoldedPlan, fold_constants
 from torchtitan_npu.compile.fusion import partition
 from torchtitan_npu.compile.passes import PASSES, optimize
 from torchtitan_npu.compile.plan import Plan
 from torchtitan_npu.compile.registered import use_registered_kernels
+
+PASSES_OF_FUNCTIONS: dict[str, Callable[[GraphModule], int]] = {
+    "fuse_attention": fuse_attention,
+    "fuse_cross_entropy": fuse_cross_entropy,
+}
+"""Passes over Dynamo's graph of torch's functions, for forward and backward alike; in order."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Options:
         given = Options(**{k: v for k, v in (options or {}).items() if k in known})
         if unknown := sorted(set(options or {}) - known):
             raise ValueError(f"options {unknown}: backend 'npu' knows {sorted(known)}")
-        passes = ["fuse_attention", *PASSES, *FOLDING]
+        passes = [*PASSES_OF_FUNCTIONS, *PASSES, *FOLDING]
         if unknown := sorted(set(given.passes) - set(passes)):
             raise ValueError(f"passes {unknown}: the graph optimiser has {passes}")
         return given
@@ -79,7 +86,7 @@ def npu(
     if not _has_npu_tensor(module, example_inputs):
         report.note_fallback(f"graph of {len(module.graph.nodes)} nodes: no tensor of it is on device npu")
         return module.forward
-    found = {"fuse_attention": fuse_attention(module) if chosen.enables("fuse_attention") else 0}
+    found = {name: run(module) if chosen.enables(name) else 0 for name, run in PASSES_OF_FUNCTIONS.items()}
     return aot_autograd(
         fw_compiler=functools.partial(_compile, chosen, "forward", found),
         bw_compiler=functools.partial(_compile, chosen, "backward", {}),
