@@ -103,8 +103,11 @@ class _HostPrinter:
             self.put(f"const i64 chunk = {lanes}, chunks = (n{vector} + chunk - 1) / chunk;")
         self._scratch_memory()
         self.put(f"const i64 units = {rows} * chunks;")
-        self.open("for (i64 unit = units * block / blocks; unit < units * (block + 1) / blocks; ++unit)")
-        self._decompose(outer)
+        self.put("const i64 begin = units * block / blocks, end = units * (block + 1) / blocks;")
+        self._first_indices(outer)
+        self.open("for (i64 unit = begin; unit < end; ++unit)")
+        for axis in outer:
+            self.put(f"const i64 i{axis} = at{axis};")
         for i, parameter in enumerate(self.program.parameters):
             self.put(f"{self._pointer_type(parameter)} const q{i} = p{i}{self._offset(i, outer)};")
         if self.schedule.row_axis is not None:
@@ -114,22 +117,33 @@ class _HostPrinter:
         elif self.columns:
             self._column_blocks()
         else:
-            self.put("const i64 low = unit % chunks * chunk;")
+            self.put("const i64 low = chunk_number * chunk;")
             self.put(f"const i64 high = low + chunk < n{vector} ? low + chunk : n{vector};")
             self._phases(columns=1)
+        self._next_indices(outer)
         self.close()
         if self.schedule.kept:
             self.put(f"if (scratch_bytes > {_SCRATCH_ON_STACK}) __builtin_free(scratch);")
 
-    def _decompose(self, outer: list[int]) -> None:
-        """The index along each outer axis."""
-        self.put(f"i64 rest = unit / chunks;{'' if outer else ' (void)rest;'}")
+    def _first_indices(self, outer: list[int]) -> None:
+        """Chunk and index along each outer axis of the block's first unit. Later ones count on: division is slow."""
+        self.put("i64 chunk_number = begin % chunks;")
+        if outer:
+            self.put("i64 rest = begin / chunks;")
         for position, axis in reversed(list(enumerate(outer))):
-            if position == 0:
-                self.put(f"const i64 i{axis} = rest;")
-            else:
-                self.put(f"const i64 i{axis} = rest % n{axis};")
+            self.put(f"i64 at{axis} = rest{f' % n{axis}' if position else ''};")
+            if position:
                 self.put(f"rest /= n{axis};")
+
+    def _next_indices(self, outer: list[int]) -> None:
+        """Those of the next unit."""
+        self.put("if (++chunk_number < chunks) continue;")
+        self.put("chunk_number = 0;")
+        for axis in reversed(outer[1:]):
+            self.put(f"if (++at{axis} < n{axis}) continue;")
+            self.put(f"at{axis} = 0;")
+        if outer:
+            self.put(f"++at{outer[0]};")
 
     def _scratch_memory(self) -> None:
         if not self.schedule.kept:
@@ -157,7 +171,7 @@ class _HostPrinter:
         )
         self._phases(columns=COLUMN_BLOCK)
         self.close("};")
-        self.put("const i64 first = unit % chunks * chunk;")
+        self.put("const i64 first = chunk_number * chunk;")
         self.open(f"if (first + chunk <= n{vector})")
         self.put(f"block_of_lanes.template operator()<{COLUMN_BLOCK}, true>(first);")
         self.close("} else {")
@@ -169,7 +183,7 @@ class _HostPrinter:
 
     def _row_block(self, axis: int) -> None:
         """16 rows, one after the other as they lie in memory; then their results as the lanes of one register."""
-        self.put("const i64 j = unit % chunks * lanes;")
+        self.put("const i64 j = chunk_number * lanes;")
         self.put(f"const i64 rows = n{axis} - j < lanes ? n{axis} - j : lanes;")
         first, second = self.schedule.phases
         for i in first.rows:
