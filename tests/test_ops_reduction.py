@@ -193,6 +193,7 @@ def test_counts():
     compare(torch.bincount, x, minlength=20)
     compare(torch.bincount, x, sample((30,), torch.float32))
     compare(torch.bincount, x, sample((30,), torch.float16))
+    compare(torch.bincount, x[:0], sample((0,), torch.float32), minlength=3)
     compare(torch.bincount, -x, what="negative")
     compare(torch.histc, sample((30,), torch.float32), 10)
     compare(torch.histc, sample((30,), torch.float32), 10, -1, 2)
