@@ -5,12 +5,19 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import compile, eager, fused, graph, memory
+from benchmarks import compile, distributed, eager, fused, graph, memory
 from benchmarks.machine import measure_machine
 from benchmarks.report import print_table, write_results
 
 # Modules with cases(), of things that have a name and measure(rounds).
-BENCHMARKS = {"eager": eager, "fused": fused, "graph": graph, "compile": compile, "memory": memory}
+BENCHMARKS = {
+    "eager": eager,
+    "fused": fused,
+    "graph": graph,
+    "compile": compile,
+    "memory": memory,
+    "distributed": distributed,
+}
 
 
 def main() -> None:
