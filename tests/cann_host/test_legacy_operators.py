@@ -511,6 +511,23 @@ def test_long_short_term_memory_and_its_gradients(apart: bool) -> None:
         assert_close(actual, wanted.float(), terms=256)
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_long_short_term_memory_of_sequences_that_end(backward: bool) -> None:
+    layer, x, lengths = torch.nn.LSTM(3, 5).double(), torch.randn(4, 2, 3), [4, 2]
+    mask = (torch.arange(4)[:, None] < torch.tensor(lengths)).float()[..., None].expand(4, 2, 5).contiguous()
+    weight = torch.cat([layer.weight_ih_l0, layer.weight_hh_l0], 1).t()
+    bias, zero = layer.bias_ih_l0 + layer.bias_hh_l0, torch.zeros(1, 2, 5)
+    inputs = [x, weight.float(), bias.float(), mask, zero, zero]
+    direction = "REDIRECTIONAL" if backward else "UNIDIRECTIONAL"
+    found = outputs_of("DynamicRNN", inputs, *[(4, 2, 5)] * 8, gate_order="ifjo", direction=direction)
+    for i, length in enumerate(lengths):
+        sequence = x[:length, i].double()
+        y, (h, _) = layer(sequence.flip(0) if backward else sequence)
+        assert_close(found[0][:length, i], (y.flip(0) if backward else y).detach().float(), terms=64)
+        assert_close(found[1][0 if backward else -1, i], h[0].detach().float(), terms=64)
+        assert found[0][length:, i].eq(0).all()
+
+
 def test_gated_recurrent_unit_and_its_gradients() -> None:
     layer = torch.nn.GRU(3, 5).double()
     x, h = torch.randn(4, 2, 3).double().requires_grad_(), torch.randn(1, 2, 5).double().requires_grad_()

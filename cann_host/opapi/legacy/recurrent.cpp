@@ -18,6 +18,12 @@ at::Tensor state(const Arguments& a, size_t i) {
   return value.dim() == 3 ? value.squeeze(0) : value;
 }
 
+/// [T, B, …]; a cell's has no T.
+at::Tensor sequence(const Arguments& a, size_t i) {
+  const auto value = a.wide(i);
+  return value.dim() == 2 ? value.unsqueeze(0) : value;
+}
+
 struct Gates {
   const std::string order;
 
@@ -50,41 +56,59 @@ struct LstmWeights {
         next(first + (apart ? 2 : 1)) {}
 };
 
-/// Inputs: x, weights, bias, lengths (none), h, c. Outputs: y, h, c, i, j, f, o, tanh(c).
+/// Inputs: x, weights, bias, mask, h, c. Outputs: y, h, c, i, j, f, o, tanh(c). Where the mask [T, B, H] is
+/// 0, a sequence has ended: its state stays and its y is 0.
 void lstm(const Arguments& a, bool apart) {
   const Gates gates(a);
   const auto x = a.wide(0);
   const LstmWeights w(a, 1, x.size(2), apart);
-  TORCH_CHECK(!a.has(w.next + 1), "cann_host has no recurrent layers over sequences of different lengths");
+  const bool masked = a.has(w.next + 1),
+             backward = a.attribute<std::string>("direction", "") == "REDIRECTIONAL";
+  const auto mask = masked ? a.wide(w.next + 1) : at::Tensor();
+  TORCH_CHECK(!masked || mask.dim() == 3,
+              "cann_host reads the lengths of sequences as a mask [T, B, H], got ",
+              masked ? mask.sizes() : x.sizes());
   const auto bias = a.has(w.next) ? a.wide(w.next) : at::zeros({w.h.size(1)});
   auto h = state(a, w.next + 2), c = state(a, w.next + 3);
-  std::array<Tensors, 7> steps;  // h, c, i, j, f, o, tanh(c)
-  for (const auto& now : x.unbind(0)) {
-    const auto z = (now.matmul(w.x) + h.matmul(w.h) + bias).chunk(4, -1);
+  const auto length = static_cast<size_t>(x.size(0));
+  std::array<Tensors, 8> steps;  // y, h, c, i, j, f, o, tanh(c)
+  for (auto& values : steps) values.resize(length);
+  for (size_t step = 0; step < length; ++step) {
+    const size_t t = backward ? length - 1 - step : step;
+    const auto now = static_cast<int64_t>(t);
+    const auto z = (x[now].matmul(w.x) + h.matmul(w.h) + bias).chunk(4, -1);
     const auto of = [&](char gate) { return z[static_cast<size_t>(gates.column(gate))]; };
     const auto i = of('i').sigmoid(), j = of('j').tanh(), f = of('f').sigmoid(), o = of('o').sigmoid();
-    c = f * c + i * j;
-    const auto tanh_c = c.tanh();
-    h = o * tanh_c;
-    const at::Tensor* values[] = {&h, &c, &i, &j, &f, &o, &tanh_c};
-    for (size_t s = 0; s < steps.size(); ++s) steps[s].push_back(*values[s]);
+    auto next_c = f * c + i * j;
+    const auto tanh_c = next_c.tanh();
+    auto next_h = o * tanh_c, y = next_h;
+    if (masked) {
+      const auto goes_on = mask[now];
+      next_c = at::lerp(c, next_c, goes_on);
+      next_h = at::lerp(h, next_h, goes_on);
+      y = y * goes_on;
+    }
+    h = next_h, c = next_c;
+    const at::Tensor* values[] = {&y, &h, &c, &i, &j, &f, &o, &tanh_c};
+    for (size_t s = 0; s < steps.size(); ++s) steps[s][t] = *values[s];
   }
-  a.set(0, at::stack(steps[0]));
-  for (size_t s = 0; s < steps.size(); ++s) a.set(s + 1, at::stack(steps[s]));
+  for (size_t s = 0; s < steps.size(); ++s) a.set(s, at::stack(steps[s]));
 }
 
 /// Inputs: x, weights, (bias,) y, first h and c, h, c, gradients of y, h and c, i, j, f, o, tanh(c). Outputs:
 /// gradients of the weights and the bias, of x, h and c.
 void lstm_grad(const Arguments& a, bool apart) {
   const Gates gates(a);
-  const auto x = a.wide(0);
+  TORCH_CHECK(a.attribute<std::string>("direction", "") != "REDIRECTIONAL",
+              "cann_host has gradients of recurrent layers in the order of time only");
+  const auto x = sequence(a, 0);
   const LstmWeights w(a, 1, x.size(2), apart);
   const size_t n = w.next + (apart ? 1 : 2);  // behind y
   const auto first_h = state(a, n), first_c = state(a, n + 1);
-  const auto h = a.wide(n + 2), c = a.wide(n + 3), dy = a.wide(n + 4);
+  const auto h = sequence(a, n + 2), c = sequence(a, n + 3), dy = sequence(a, n + 4);
   auto dh = state(a, n + 5), dc = state(a, n + 6);
-  const auto i = a.wide(n + 7), j = a.wide(n + 8), f = a.wide(n + 9), o = a.wide(n + 10),
-             tanh_c = a.wide(n + 11);
+  const auto i = sequence(a, n + 7), j = sequence(a, n + 8), f = sequence(a, n + 9), o = sequence(a, n + 10),
+             tanh_c = sequence(a, n + 11);
   auto dwx = at::zeros_like(w.x), dwh = at::zeros_like(w.h), db = at::zeros({w.h.size(1)});
   Tensors dx(static_cast<size_t>(x.size(0)));
   for (int64_t t = x.size(0) - 1; t >= 0; --t) {
