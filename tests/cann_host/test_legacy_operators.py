@@ -606,6 +606,45 @@ def test_scale_that_reproduces_data_best(with_offset: bool) -> None:
     assert (near - x).abs().max() < 8 / 255  # of a range of 6, cut off somewhat at its ends
 
 
+def test_targets_of_boxes() -> None:
+    anchors, truth = boxes(6).t().contiguous(), boxes(6).t().contiguous()
+    stride = torch.full((6,), 8, dtype=torch.int32)
+    expected = torch.ops.npu.npu_yolo_boxes_encode(anchors, truth, stride)
+    assert_close(call("YoloBoxesEncode", anchors, truth, stride, like=expected), expected, terms=16)
+    weight = [1.0, 2, 1, 0.5, 3]
+    turned = [torch.cat([b.t(), torch.rand(1, 6) * 80 - 40])[None] for b in (anchors, truth)]
+    expected = torch.ops.npu.npu_rotated_box_encode(*turned, torch.tensor(weight))
+    targets = call("RotatedBoxEncode", *turned, like=expected, weight=weight)
+    assert_close(targets, expected, terms=16)
+    decoded = call("RotatedBoxDecode", turned[0], targets.clone(), like=turned[1], weight=weight)
+    assert_close(decoded, torch.ops.npu.npu_rotated_box_decode(turned[0], targets, torch.tensor(weight)), terms=64)
+
+
+def test_pooling_of_regions_and_its_gradients() -> None:
+    x, corner = torch.randn(2, 3 * 4, 9, 8), torch.rand(2, 2, 5) * 5
+    rois = torch.cat(
+        [torch.tensor([0.0, 1]).view(2, 1, 1).expand(2, 1, 5), corner, corner + torch.rand(2, 2, 5) * 4], 1
+    )
+    kind = {"spatial_scale": 0.75, "group_size": 2, "output_dim": 3}
+    expected = torch.ops.npu.npu_ps_roi_pooling(x, rois, 0.75, 2, 3)
+    assert_close(call("PSROIPoolingV2", x, rois, like=expected, **kind), expected, terms=64)
+    grad = torch.randn_like(expected)
+    expected = torch.ops.npu.npu_ps_roi_pooling_backward(grad, rois, 0.75, 2, 3, [9, 8])
+    assert_close(call("PSROIPoolingGradV2D", grad, rois, like=x, **kind, input_size=(9, 8)), expected, terms=64)
+    flat = rois.permute(0, 2, 1).reshape(10, 5)
+    grad = torch.randn(10, 12, 3, 2)
+    for mode, points in ((0, 2), (1, 0), (2, 3)):
+        expected = torch.ops.npu.npu_roi_alignbk(grad, flat, list(x.shape), 2, 3, 0.75, points, mode)
+        sizes = {"pooled_height": 3, "pooled_width": 2, "sample_num": points, "roi_end_mode": mode}
+        actual = call("ROIAlignGrad", grad, flat, like=x, xdiff_shape=tuple(x.shape), spatial_scale=0.75, **sizes)
+        assert_close(actual, expected, terms=64)
+
+
+def test_log_softmax() -> None:
+    x = torch.randn(3, 5)
+    assert_close(call("LogSoftmaxV2", x, like=x, axes=(0,)), x.log_softmax(0), terms=8)
+
+
 def test_overflow_raises_no_flags() -> None:
     flags = call("NPUAllocFloatStatus", like=torch.ones(8))
     assert flags.eq(0).all()

@@ -86,6 +86,11 @@ Table activation_operators() {
          const auto axes = a.attribute<std::vector<int64_t>>("axes", {-1});
          a.set(0, a.wide(0).softmax(axes.at(0)));
        }},
+      {"LogSoftmaxV2",
+       [](const Arguments& a) {
+         const auto axes = a.attribute<std::vector<int64_t>>("axes", {-1});
+         a.set(0, a.wide(0).log_softmax(axes.at(0)));
+       }},
       {"SoftmaxGrad",
        [](const Arguments& a) {
          const auto axes = a.attribute<std::vector<int64_t>>("axes", {-1});

@@ -26,7 +26,7 @@ const Table& table() {
          {pointwise_operators, activation_operators, matrix_operators, convolution_operators, shape_operators,
           reduction_operators, random_operators, box_operators, suppression_operators, optimizer_operators,
           statistics_operators, overflow_operators, recurrent_operators, quantization_operators,
-          deformable_operators}) {
+          box_target_operators, region_operators, deformable_operators}) {
       merged->merge(part());
     }
     return merged;

@@ -73,6 +73,8 @@ Table statistics_operators();
 Table overflow_operators();
 Table recurrent_operators();
 Table quantization_operators();
+Table box_target_operators();
+Table region_operators();
 Table deformable_operators();
 
 }  // namespace cann_host::legacy
