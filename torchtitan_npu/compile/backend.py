@@ -19,12 +19,15 @@ from torchtitan_npu.compile.cross_entropy import fuse_cross_entropy
 from torchtitan_npu.compile.decompositions import decompositions
 from torchtitan_npu.compile.folding import FOLDING, PREPARATIONS, Folded, FoldedPlan, fold_constants
 from torchtitan_npu.compile.fusion import partition
+from torchtitan_npu.compile.linear import fuse_linear_activation
 from torchtitan_npu.compile.passes import PASSES, optimize
 from torchtitan_npu.compile.plan import Plan
 from torchtitan_npu.compile.registered import use_registered_kernels
+from torchtitan_npu.compile.rotary import fuse_rotary
 
 PASSES_OF_FUNCTIONS: dict[str, Callable[[GraphModule], int]] = {
     "fuse_attention": fuse_attention,
+    "fuse_rotary": fuse_rotary,
     "fuse_cross_entropy": fuse_cross_entropy,
 }
 """Passes over Dynamo's graph of torch's functions, for forward and backward alike; in order."""
@@ -57,7 +60,7 @@ class Options:
         given = Options(**{k: v for k, v in (options or {}).items() if k in known})
         if unknown := sorted(set(options or {}) - known):
             raise ValueError(f"options {unknown}: backend 'npu' knows {sorted(known)}")
-        passes = [*PASSES_OF_FUNCTIONS, *PASSES, *FOLDING]
+        passes = [*PASSES_OF_FUNCTIONS, *PASSES, *FOLDING, "fuse_linear_activation"]
         if unknown := sorted(set(given.passes) - set(passes)):
             raise ValueError(f"passes {unknown}: the graph optimiser has {passes}")
         return given
@@ -116,6 +119,8 @@ def _compile(
     folded = _fold(options, module, applied) if options.freezing and kind == "inference" else None
     if options.fusion:
         applied["use_registered_kernels"] = use_registered_kernels(module.graph)
+    if options.enables("fuse_linear_activation"):
+        applied["fuse_linear_activation"] = fuse_linear_activation(module.graph)
     parts = partition(module.graph, options.fusion)
     noted = report.note_graph(kind, len(operators), applied, parts)
     noted.bytes_before, noted.graph_before, noted.graph_after = bytes_before, graph_before, str(module.graph)
