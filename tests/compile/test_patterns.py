@@ -26,6 +26,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return weight * ((x - mean) / torch.sqrt(variance + 1e-5)) + bias
 
 
+def layer_norm_by_std(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return weight * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + bias
+
+
 def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(x @ gate) * (x @ up)
 
@@ -48,6 +52,7 @@ PATTERNS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], list[str
     "rms norm": (rms_norm, [ROWS, WEIGHT], []),
     "add + rms norm": (lambda x, y, w: rms_norm(x + y, w), [ROWS, ROWS, WEIGHT], []),
     "layer norm": (layer_norm, [ROWS, WEIGHT, WEIGHT], []),
+    "layer norm by std": (layer_norm_by_std, [ROWS, WEIGHT, WEIGHT], []),
     "linear + silu": (lambda x, w, b: F.silu(F.linear(x, w, b)), [ROWS, (20, 33), (20,)], ["addmm"]),
     "linear + add + gelu": (linear_add_gelu, [ROWS, (20, 33), (20,), (9, 20)], ["addmm"]),
     "swiglu": (swiglu, [ROWS, (33, 20), (33, 20)], ["mm", "mm"]),

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchtitan_npu.compile.group import same
+from torchtitan_npu.compile.group import reduced_dims, same
+from torchtitan_npu.compile.lowering import REDUCTIONS
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -91,7 +92,11 @@ def _key(node: Node) -> Any:
             return tuple(frozen(v) for v in value)
         return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
 
-    return node.target, frozen(node.args), tuple((k, frozen(v)) for k, v in sorted(node.kwargs.items()))
+    arguments: Any = node.args
+    operand = tensor(arguments[0]) if arguments else None
+    if node.target in REDUCTIONS and len(arguments) > 1 and operand is not None:  # -1 is the last dimension's number
+        arguments = (arguments[0], sorted(reduced_dims(node, operand.dim())), *arguments[2:])
+    return node.target, frozen(arguments), tuple((k, frozen(v)) for k, v in sorted(node.kwargs.items()))
 
 
 def remove_redundant_views(graph: Graph) -> int:
