@@ -345,6 +345,23 @@ def functional_collectives_under_compile(rank: int, n: int) -> None:
     assert_close(torch.compile(function, backend="npu")(x), expected, terms=2 * n)
 
 
+@case
+def groups_split_off_another(rank: int, n: int) -> None:
+    if dist.group.WORLD.bound_device_id is None:
+        return  # PyTorch splits groups that are bound to a device
+    both, only_first = dist.split_group(split_ranks=[[0, 1]]), dist.split_group(split_ranks=[[0], [1]])
+    x, y = of(rank, 3).npu(), of(rank, 3).npu()
+    dist.all_reduce(x, group=both)
+    assert_close(x, sum(of(i, 3) for i in range(n)), terms=n)
+    dist.all_reduce(y, group=only_first)
+    assert torch.equal(y.cpu(), of(rank, 3))
+    mesh = dist.init_device_mesh("npu", (n, 1), mesh_dim_names=("data", "model"))
+    for name, expected in (("data", sum(of(i, 3) for i in range(n))), ("model", of(rank, 3))):
+        z = of(rank, 3).npu()
+        dist.all_reduce(z, group=mesh[name].get_group())
+        assert_close(z, expected, terms=n)
+
+
 def network() -> torch.nn.Module:
     torch.manual_seed(3)
     return torch.nn.Sequential(
@@ -445,7 +462,8 @@ def main() -> None:
 
     rank = int(os.environ["RANK"])
     torch.npu.set_device(rank)
-    dist.init_process_group(os.environ.get("BACKEND"))
+    bound = torch.device("npu", rank) if os.environ.get("BOUND") else None
+    dist.init_process_group(os.environ.get("BACKEND"), device_id=bound)
     outcomes = {}
     for name in sys.argv[1:]:
         try:

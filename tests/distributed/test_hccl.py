@@ -90,6 +90,15 @@ def test_back_ends_by_name(backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("distributed")
+def test_groups_that_are_bound_to_a_device() -> None:
+    names = ["groups", "groups_split_off_another", "tensors_spread_over_a_mesh"]
+    found = run_ranks(names, BOUND="1")
+    for name in names:
+        check(found, name)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("distributed")
 def test_a_rank_that_ends_is_an_error_of_the_other(run_python: Callable[..., subprocess.CompletedProcess]) -> None:
     code = """
         import os, torch, torch.distributed as dist, torch.multiprocessing as processes

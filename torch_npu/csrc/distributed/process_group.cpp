@@ -5,6 +5,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/device/stream.h"
 #include "torch_npu/csrc/distributed/work.h"
@@ -54,6 +57,29 @@ std::string ProcessGroupHCCL::communicator_name(c10::DeviceIndex device) {
 }
 
 void ProcessGroupHCCL::eagerConnectSingleDevice(at::Device device) { communicator(device.index()); }
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupHCCL::split(
+    const c10::intrusive_ptr<c10d::Store>& /*store*/, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  // All ranks of this group are here, so its own store and a count serve: the store that comes along is named
+  // by a count of groups, which differs between ranks that belong to different ones.
+  const std::string name = c10::str("split ", splits_++, " of ranks ", c10::Join(",", ranks));
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  if (mine == ranks.end()) return nullptr;
+  const auto given = c10::dynamic_intrusive_pointer_cast<Options>(options);
+  TORCH_CHECK_TYPE(given, "options of back end hccl are ProcessGroupHCCL.Options");
+  // They may be this group's own.
+  const auto own = c10::make_intrusive<Options>(*given);
+  own->global_ranks_in_group.clear();
+  for (const int rank : ranks) {
+    const auto& all = options_->global_ranks_in_group;
+    own->global_ranks_in_group.push_back(all.empty() ? static_cast<uint64_t>(rank)
+                                                     : all.at(static_cast<size_t>(rank)));
+  }
+  return c10::make_intrusive<ProcessGroupHCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store_->clone()),
+                                               static_cast<int>(mine - ranks.begin()),
+                                               static_cast<int>(ranks.size()), own);
+}
 
 void ProcessGroupHCCL::shutdown() {
   const std::lock_guard lock(mutex_);

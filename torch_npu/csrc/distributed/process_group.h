@@ -34,6 +34,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "hccl"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  c10::intrusive_ptr<Options> options() const { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   void setSequenceNumberForGroup() override {}  // counted from 0 on each rank alike
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
@@ -42,6 +43,12 @@ class ProcessGroupHCCL final : public c10d::Backend {
   void eagerConnectSingleDevice(at::Device device) override;
   void shutdown() override;
   void abort() override { shutdown(); }
+
+  /// A group of some of the ranks, given in ascending order; null on the others. Its ranks meet anew.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
 
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
@@ -96,6 +103,7 @@ class ProcessGroupHCCL final : public c10d::Backend {
   std::mutex mutex_;  // of the communicators
   std::map<std::string, std::unique_ptr<Communicator>> communicators_;
   int meetings_ = 0;  // communicators that were made for the whole group
+  int splits_ = 0;    // groups that were split off
   uint64_t sequence_ = 0;
   std::optional<Coalescing> coalescing_;
 };

@@ -18,7 +18,10 @@ void bind_distributed(py::module_& m) {
   py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(group, "Options")
       .def(py::init<>())
       .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream)
-      .def_readwrite("hccl_config", &Options::hccl_config);
+      .def_readwrite("hccl_config", &Options::hccl_config)
+      .def("__copy__", [](const Options& self) { return c10::make_intrusive<Options>(self); })
+      .def("__deepcopy__",
+           [](const Options& self, const py::dict& /*memo*/) { return c10::make_intrusive<Options>(self); });
   group
       .def(py::init<c10::intrusive_ptr<c10d::Store>, int, int, c10::intrusive_ptr<Options>>(),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
@@ -28,7 +31,10 @@ void bind_distributed(py::module_& m) {
             return self.communicator_name(device::current_device());
           },
           "The name by which operators that communicate find the group, on the current device.",
-          py::arg("rank"), py::arg("init_comm") = true, without_gil());
+          py::arg("rank"), py::arg("init_comm") = true, without_gil())
+      .def_property_readonly("options", &ProcessGroupHCCL::options)
+      // PyTorch asks the ranks that are no part of a new group for it; here those have nothing to do.
+      .def("perform_nocolor_split", [](ProcessGroupHCCL&, const py::object& /*device*/) {});
 }
 
 }  // namespace torch_npu::python
