@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import torch_npu
 from benchmarks.result import Result
-from benchmarks.timing import Work, announce, count_calls, interleaved
+from benchmarks.timing import Contest, Work, announce, count_calls, interleaved
 
 Make = Callable[[], Sequence[Tensor]]
 Function = Callable[..., object]
@@ -194,6 +194,26 @@ def convolutions(dtype: torch.dtype) -> list[FusedCase]:
     ]
 
 
+def packed_products(dtype: torch.dtype) -> list[Contest]:
+    """Products with a weight in FRACTAL_NZ (``npu``) and with the same weight as it is (``ND``)."""
+    name, size = str(dtype).removeprefix("torch."), 4096
+
+    def case(rows: int, product: Callable[[Tensor, Tensor], Tensor]) -> Contest:
+        def prepare() -> dict[str, Work]:
+            x, weight = torch.randn(rows, size).to(dtype), torch.randn(size, size).to(dtype)
+            there, plain = x.npu(), weight.npu()
+            packed = torch_npu.npu_format_cast(plain, torch_npu.Format.FRACTAL_NZ)
+            return {
+                "cpu": lambda: product(x, weight),
+                "ND": lambda: product(there, plain),
+                "npu": lambda: product(there, packed),
+            }
+
+        return Contest(f"{product.__name__}, {rows} rows, FRACTAL_NZ, {name}", "packed weights", prepare, {"ND": 1.0})
+
+    return [case(rows, product) for product in (F.linear, torch.mm) for rows in (1, 4, 8, 16, 32, 128, 512)]
+
+
 def optimizers() -> list[FusedCase]:
     size = (4 << 20,)
 
@@ -209,7 +229,8 @@ def optimizers() -> list[FusedCase]:
     return [FusedCase("AdamW, 4 Mi parameters, float32", "optimizers", make, step, step, 1.5, compiles=False)]
 
 
-def cases() -> list[FusedCase]:
-    f32, bf16 = torch.float32, torch.bfloat16
-    both = [c for make in (norms_and_gates, attention, convolutions) for dtype in (f32, bf16) for c in make(dtype)]
-    return [*both, *optimizers()]
+def cases() -> list[FusedCase | Contest]:
+    dtypes = (torch.float32, torch.bfloat16)
+    composed = [c for make in (norms_and_gates, attention, convolutions) for dtype in dtypes for c in make(dtype)]
+    packed = [c for dtype in (*dtypes, torch.float16) for c in packed_products(dtype)]
+    return [*composed, *optimizers(), *packed]

@@ -117,6 +117,7 @@ class AclnnOp:
     checks: tuple[str, ...]  # C++ calls of cann_host/opapi/checks.h, run in phase 1
     host: str | None  # C++ statement over the parameters; None: the function host::<name> is written by hand
     fast: str | None  # C++ bool expression over the descriptors, tried before `host`
+    fractal_nz: tuple[str, ...]  # parameters that may lie in FRACTAL_NZ
     max_workspace: bool  # aclnn…GetMaxWorkspaceSize exists, which captured graphs ask once for calls of any lengths
     family: str  # the file it stands in
     line: int
@@ -205,7 +206,7 @@ def aclnn_ops() -> dict[str, AclnnOp]:
     for path in sorted((ROOT / "aclnn").glob("*.yaml")):
         for row in yaml_rows(path):
             where = f"opspec/aclnn/{path.name}:{row['__line__']}"
-            known = {"aclnn", "dtypes", "shape", "check", "host", "fast", "max_workspace", "__line__"}
+            known = {"aclnn", "dtypes", "shape", "check", "host", "fast", "fractal_nz", "max_workspace", "__line__"}
             if unknown := set(row) - known:
                 raise TableError(f"{where}: unknown keys {sorted(unknown)}; known: {sorted(known - {'__line__'})}")
             try:
@@ -216,7 +217,8 @@ def aclnn_ops() -> dict[str, AclnnOp]:
                 raise TableError(f"{where}: aclnn{name} stands in the table twice")
             host = row.get("host")
             checks, most = _checks(row, params), row.get("max_workspace", False)
-            ops[name] = AclnnOp(name, params, checks, host, row.get("fast"), most, path.stem, row["__line__"])
+            packed = tuple(row.get("fractal_nz", []))
+            ops[name] = AclnnOp(name, params, checks, host, row.get("fast"), packed, most, path.stem, row["__line__"])
     return ops
 
 

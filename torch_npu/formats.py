@@ -8,7 +8,7 @@ __all__ = ["Format", "get_npu_format"]
 
 
 class Format(IntEnum):
-    """Names of memory formats. Tensors have the plain ones; the others exist on Ascend hardware only."""
+    """Names of memory formats. Tensors have the plain ones and FRACTAL_NZ; the others exist on Ascend hardware only."""
 
     UNDEFINED = -1
     NCHW = 0

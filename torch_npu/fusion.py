@@ -105,7 +105,8 @@ class UnfusedReport(list[UnfusedCall]):
 def unfused_report() -> UnfusedReport:
     """Calls of ``scaled_dot_product_attention`` and ``rms_norm`` that were composed of several operators, and why.
 
-    Since the start or the last :func:`clear_unfused_report`.
+    Also operators that had to copy a tensor in FRACTAL_NZ to a plain one first. Since the start or the last
+    :func:`clear_unfused_report`.
     """
     calls = [UnfusedCall(c.function, c.reason, c.calls, c.first_line) for c in _C._unfused_calls()]
     return UnfusedReport(sorted(calls, key=lambda c: -c.calls))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+import torch_npu
 import torch_npu._C
 
 # torch.npu, which torch's types do not know.
@@ -36,6 +37,19 @@ used_on_other_streams: Any = torch_npu._C._has_recorded_streams
 count_in_graph: Any = torch_npu._C._graph_count_nodes
 
 _handles: dict[tuple[int, int], int] = {}
+
+
+def require_plain_format(tensor: torch.Tensor) -> None:
+    """Raises for a tensor in a packed memory format, which a kernel that gets an address would take for a plain one.
+
+    Raises:
+        NotImplementedError: the tensor is in FRACTAL_NZ.
+    """
+    if (format := torch_npu.get_npu_format(tensor)) is torch_npu.Format.FRACTAL_NZ:
+        raise NotImplementedError(
+            f"a fused kernel reads a tensor of shape {list(tensor.shape)} in {format}, expected a plain one; matrix "
+            "products alone read packed tensors. Cast it back: torch_npu.npu_format_cast(t, 2)"
+        )
 
 
 def current_stream_handle() -> int:

@@ -2,6 +2,7 @@
 // product.
 
 #include "cann_host/kernels/attention.h"
+#include "cann_host/kernels/fractal_nz.h"
 #include "cann_host/kernels/fused.h"
 #include "cann_host/kernels/isa.h"
 #include "cann_host/kernels/matvec.h"
@@ -100,6 +101,15 @@ void rotary(const k::Rotary* a) { k::rotary(*a); }
 void adamw(const k::AdamW* a) { k::adamw(*a); }
 void decode_attention(const k::DecodeAttention* a) { k::decode_attention(*a); }
 bool matvec(const k::MatVec* a) { return k::matvec(*a); }
+bool nz_matmul(const k::NzMatmul* a) { return k::nz_matmul(*a); }
+void pack(int64_t element_bytes, int64_t batches, int64_t rows, int64_t columns, const void* plain,
+          void* packed) {
+  k::pack({element_bytes, batches, rows, columns}, plain, packed);
+}
+void unpack(int64_t element_bytes, int64_t batches, int64_t rows, int64_t columns, const void* packed,
+            void* plain) {
+  k::unpack({element_bytes, batches, rows, columns}, packed, plain);
+}
 
 }  // extern "C"
 #pragma GCC visibility pop

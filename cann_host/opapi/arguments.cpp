@@ -4,6 +4,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include "cann_host/opapi/fractal_nz.h"
+
 namespace cann_host {
 
 at::ScalarType to_aten(aclDataType dtype) {
@@ -46,6 +48,8 @@ at::ScalarType to_aten(aclDataType dtype) {
 }
 
 at::Tensor to_aten(const aclTensor& tensor) {
+  if (is_fractal_nz(tensor)) [[unlikely]]
+    return unpacked(tensor);
   const auto dtype = c10::scalarTypeToTypeMeta(to_aten(tensor.dtype));
   // Bytes up to the last element that the strides reach, so that ATen's own bounds checks hold.
   int64_t last = 0;

@@ -66,6 +66,23 @@ Array* create_array(const T* values, uint64_t count) {
   return array;
 }
 
+/// FRACTAL_NZ by itself has blocks of 16 columns, or 32 of one byte; other widths have formats of their own.
+aclFormat with_block_columns(aclFormat format, int64_t columns, aclDataType dtype) {
+  if (format != ACL_FORMAT_FRACTAL_NZ || columns == (element_size(dtype) == 1 ? 32 : 16)) return format;
+  switch (columns) {
+    case 2:
+      return ACL_FORMAT_FRACTAL_NZ_C0_2;
+    case 4:
+      return ACL_FORMAT_FRACTAL_NZ_C0_4;
+    case 8:
+      return ACL_FORMAT_FRACTAL_NZ_C0_8;
+    case 16:
+      return ACL_FORMAT_FRACTAL_NZ_C0_16;
+    default:
+      return ACL_FORMAT_FRACTAL_NZ_C0_32;
+  }
+}
+
 /// A list takes over the client's reference of each element: destroying the list destroys them.
 template <class List, class Element>
 List* create_list(Element* const* elements, uint64_t count) {
@@ -143,8 +160,8 @@ bool aclScalar::is_integral() const noexcept {
 extern "C" {
 
 aclTensor* aclCreateTensor(const int64_t* sizes, uint64_t rank, aclDataType dtype, const int64_t* strides,
-                           int64_t offset, aclFormat format, const int64_t* /*storage_sizes*/,
-                           uint64_t /*storage_rank*/, void* storage) {
+                           int64_t offset, aclFormat format, const int64_t* storage_sizes,
+                           uint64_t storage_rank, void* storage) {
   constexpr uint64_t kMaxRank = 64;  // torch's
   if ((sizes == nullptr && rank != 0) || rank > kMaxRank) {
     cann_host::set_last_error("aclCreateTensor: null sizes, or more than " + std::to_string(kMaxRank) +
@@ -163,7 +180,9 @@ aclTensor* aclCreateTensor(const int64_t* sizes, uint64_t rank, aclDataType dtyp
   }
   tensor->offset = offset;
   tensor->dtype = dtype;
-  tensor->format = format;
+  const int64_t* block_columns = storage_rank == 0 ? nullptr : storage_sizes + storage_rank - 1;
+  tensor->format =
+      block_columns == nullptr ? format : cann_host::with_block_columns(format, *block_columns, dtype);
   tensor->storage = storage;
   return tensor;
 }

@@ -7,6 +7,7 @@
 #include "cann_host/kernels/matmul.h"
 #include "cann_host/kernels/matvec.h"
 #include "cann_host/opapi/fast_types.h"
+#include "cann_host/opapi/fractal_nz.h"
 
 namespace cann_host::fast {
 namespace {
@@ -204,6 +205,7 @@ kernels::SmallMatmul small_product(kernels::DataType type, const aclTensor& a, c
 }  // namespace
 
 bool matmul(const aclTensor* self, const aclTensor* mat2, const aclTensor* bias, aclTensor* out) {
+  if (is_fractal_nz(*mat2)) return matmul_fractal_nz(*self, *mat2, bias, *out);
   const auto type = kernel_type(self->dtype);
   const size_t rank = out->sizes.size();
   if (!type || rank < 2 || rank > 3 || self->sizes.size() != rank || mat2->sizes.size() != rank ||

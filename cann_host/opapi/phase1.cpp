@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cann_host/opapi/fractal_nz.h"
 #include "cann_host/runtime/extent.h"
 #include "cann_host/runtime/task.h"
 
@@ -17,15 +18,16 @@ std::string shape_text(const Extents& sizes) {
 
 std::string mask_text(DtypeMask allowed) {
   std::string text;
-  for (int i = 0; i < 64; ++i) {
+  for (int i = 0; i < 63; ++i) {
     if (allowed >> i & 1) text += (text.empty() ? "" : ", ") + std::string(dtype_name(aclDataType(i)));
   }
   return text;
 }
 
-bool is_plain_format(aclFormat format) {
-  return format == ACL_FORMAT_ND || format == ACL_FORMAT_NCHW || format == ACL_FORMAT_NCDHW ||
-         format == ACL_FORMAT_NCL || format == ACL_FORMAT_UNDEFINED;
+bool is_taken(aclFormat format, DtypeMask allowed) {
+  return (format == ACL_FORMAT_FRACTAL_NZ && (allowed & may_be_fractal_nz) != 0) || format == ACL_FORMAT_ND ||
+         format == ACL_FORMAT_NCHW || format == ACL_FORMAT_NCDHW || format == ACL_FORMAT_NCL ||
+         format == ACL_FORMAT_UNDEFINED;
 }
 
 /// Each converts to itself and to those behind it, as in PyTorch.
@@ -105,9 +107,11 @@ void Phase1::tensor(const char* name, const aclTensor* tensor, DtypeMask allowed
     return;
   }
   const Reach reach = reach_of(*tensor);
+  const bool any_dtype = (allowed & ~may_be_fractal_nz) == 0;
   const bool dtype_fits =
-      element_size(tensor->dtype) != 0 && (allowed == 0 || (allowed >> tensor->dtype & 1) != 0);
-  if (!dtype_fits || !is_plain_format(tensor->format) || reach.numel < 0 ||
+      element_size(tensor->dtype) != 0 && (any_dtype || (allowed >> tensor->dtype & 1) != 0);
+  if (!dtype_fits || !is_taken(tensor->format, allowed) || reach.numel < 0 ||
+      (is_fractal_nz(*tensor) && !describes_fractal_nz(*tensor)) ||
       (reach.numel > 0 && tensor->storage == nullptr)) {
     reject(name, *tensor, allowed, reach.numel);
   } else if (const auto bytes = reach.storage * static_cast<int64_t>(element_size(tensor->dtype));
@@ -124,12 +128,18 @@ void Phase1::reject(const char* name, const aclTensor& tensor, DtypeMask allowed
   const std::string who = std::string("argument '") + name + "'";
   if (element_size(tensor.dtype) == 0) {
     fail(ACLNN_ERR_PARAM_INVALID, who + " has the unknown aclDataType " + std::to_string(tensor.dtype));
-  } else if (allowed != 0 && (allowed >> tensor.dtype & 1) == 0) {
+  } else if ((allowed & ~may_be_fractal_nz) != 0 && (allowed >> tensor.dtype & 1) == 0) {
     fail(ACLNN_ERR_PARAM_INVALID,
          who + " is " + dtype_name(tensor.dtype) + "; this operator takes " + mask_text(allowed));
-  } else if (!is_plain_format(tensor.format)) {
+  } else if (!is_taken(tensor.format, allowed)) {
     fail(ACLNN_ERR_PARAM_INVALID, who + " has the internal format " + std::to_string(tensor.format) +
-                                      "; cann_host takes plain layouts (ND, NCHW, NCDHW, NCL)");
+                                      "; cann_host takes plain layouts (ND, NCHW, NCDHW, NCL) here");
+  } else if (is_fractal_nz(tensor) && !describes_fractal_nz(tensor)) {
+    fail(ACLNN_ERR_PARAM_INVALID, who + " of shape " + shape_text(tensor.sizes) + " with strides " +
+                                      shape_text(tensor.strides) + " and offset " +
+                                      std::to_string(tensor.offset) +
+                                      " is in FRACTAL_NZ, of which only a whole matrix or its transpose can "
+                                      "be read");
   } else if (numel < 0) {
     fail(ACLNN_ERR_PARAM_INVALID, who + " has the impossible shape " + shape_text(tensor.sizes) +
                                       " with strides " + shape_text(tensor.strides) + " and offset " +

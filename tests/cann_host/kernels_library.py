@@ -105,6 +105,19 @@ def fill(out, value) -> bool:
     return _call("fill", out.dtype, *_numbers(value), out, out.numel())
 
 
+# ---- FRACTAL_NZ ----
+
+
+def pack(matrix, out) -> None:
+    _call("pack", matrix.element_size(), 1, *matrix.shape, matrix, out)
+
+
+def unpack(packed, shape) -> torch.Tensor:
+    out = torch.empty(shape, dtype=packed.dtype)
+    _call("unpack", packed.element_size(), 1, *shape, packed, out)
+    return out
+
+
 # ---- Random numbers ----
 
 

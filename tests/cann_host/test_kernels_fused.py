@@ -18,8 +18,8 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(5, 37), (3, 1030), (2, 1), (4, 64), (0, 8)]
 GATES = [F.silu, F.gelu, lambda x: F.gelu(x, approximate="tanh")]
 
-# The members of the structures in cann_host/kernels/fused.h, attention.h and matvec.h: pointers, ints (enumerations),
-# int64 (l), float32, float64, bools, and l3 for three int64.
+# The members of the structures in cann_host/kernels/fused.h, attention.h, matvec.h and fractal_nz.h: pointers, ints
+# (enumerations), int64 (l), float32, float64, bools, and l3 for three int64.
 MEMBERS = {
     "norm": "type:i parameter_type:i x:p added:p gamma:p beta:p sum:p y:p mean:p rstd:p rows:l columns:l x_scale:f "
     "gamma_offset:f epsilon:f centered:b",
@@ -35,6 +35,7 @@ MEMBERS = {
     "out_strides:l3 log_sum_exp:p batch:l heads:l key_heads:l queries:l keys:l head_size:l value_size:l scale:f "
     "key_lengths:p block_table:p blocks_per_sequence:l block_size:l bias:p bias_strides:l3 causal:b sinks:p",
     "matvec": "type:i weight_type:i x:p weight:p bias:p scale:p offset:p y:p rows:l columns:l inner:l weight_stride:l",
+    "nz_matmul": "type:i x:p weight:p bias:p y:p rows:l columns:l inner:l transposed:b",
 }
 C_TYPES = {
     "p": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double,
@@ -185,6 +186,29 @@ def test_products_of_few_rows(rows: int, columns: int, inner: int, quantized: bo
         run("matvec", weight_type=dtype, x=x, weight=weight, bias=bias, y=y, **sizes)
         expected = x.double() @ weight.double().T + bias.double()
     close(y, expected, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner"), [(1, 37, 65), (3, 16, 1000), (5, 600, 31), (16, 130, 130), (32, 33, 90)]
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_with_packed_matrices(
+    rows: int, columns: int, inner: int, transposed: bool, dtype: torch.dtype
+) -> None:
+    x, bias = sample(rows, inner, dtype=dtype), sample(columns, dtype=dtype)
+    weight = sample(columns, inner, dtype=dtype) if transposed else sample(inner, columns, dtype=dtype)
+    blocks = [(size + 15) // 16 for size in weight.shape]
+    packed = torch.full((blocks[1], blocks[0], 16, 16), math.nan, dtype=dtype)
+    kernels.pack(weight, packed)
+    plain = F.pad(weight, (0, blocks[1] * 16 - weight.shape[1], 0, blocks[0] * 16 - weight.shape[0]))
+    assert torch.equal(packed, plain.view(blocks[0], 16, blocks[1], 16).permute(2, 0, 1, 3))
+    assert torch.equal(kernels.unpack(packed, weight.shape), weight)
+    y = torch.empty(rows, columns, dtype=dtype)
+    sizes = {"type": dtype, "rows": rows, "columns": columns, "inner": inner, "transposed": transposed}
+    run("nz_matmul", x=x, weight=packed, bias=bias, y=y, **sizes)
+    expected = x.double() @ (weight.T if transposed else weight).double() + bias.double()
+    close(y, expected, expected.abs().max().item() * max(1, math.sqrt(inner) / 8))
 
 
 def test_adamw_as_torch_does_it() -> None:

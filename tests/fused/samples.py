@@ -135,6 +135,7 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     "npu_confusion_transpose": lambda: call(r(2, 3, 4, 5), [0, 2, 1, 3], [2, 4, 15], True),
     "npu_dtype_cast": lambda: call(r(5, 9), torch.float16),
     "npu_format_cast": lambda: call(r(5, 9), 2),
+    "_npu_format_cast": lambda: call(r(5, 9), 2),
     "npu_conv2d": lambda: call(*convolution(), [1, 1], [1, 1], [1, 1], 1),
     "npu_slice": lambda: call(r(4, 6), [1, 2], [2, 3]),
     "npu_broadcast": lambda: call(r(1, 6), [3, 6]),

@@ -133,8 +133,8 @@ def are_compatible_impl_enabled() -> bool:
 class _Config:
     """``torch.npu.config``.
 
-    ``allow_internal_format`` is accepted and changes nothing: tensors keep plain formats, which a cast to a private one
-    says in a warning.
+    ``allow_internal_format`` is accepted and changes nothing: ``npu_format_cast`` packs matrices in FRACTAL_NZ where it
+    is asked to, no operator does so by itself, and tensors do not have other private formats.
     """
 
     def __init__(self) -> None:

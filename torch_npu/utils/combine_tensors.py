@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_npu import _C
+from torch_npu.formats import Format, get_npu_format
 
 __all__ = [
     "get_part_combined_tensor",
@@ -17,7 +18,12 @@ __all__ = [
 
 
 def get_storage_size(tensor: Tensor) -> int:
-    """How many elements of its storage the tensor reaches; fewer where the storage was made smaller."""
+    """How many elements of its storage the tensor reaches; fewer where the storage was made smaller.
+
+    Of a tensor in FRACTAL_NZ those of its whole memory, the padding of the blocks included.
+    """
+    if tensor.device.type == "npu" and get_npu_format(tensor) is Format.FRACTAL_NZ:
+        return torch.ops.npu._npu_storage_size(tensor)
     if tensor.numel() == 0:
         return 0
     reached = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -23,6 +23,7 @@ from torchtitan_npu.compile.group import Group, tensor_of
 from torchtitan_npu.compile.group_program import Lowered, TensorUse, lower_group
 from torchtitan_npu.compile.memory import Lifetime, MemoryPlan, is_large, plan_memory
 from torchtitan_npu.compile.views import is_view
+from torchtitan_npu.driver import require_plain_format
 
 _kernels: dict[str, HostKernel] = {}
 _kernels_lock = threading.Lock()
@@ -350,6 +351,11 @@ class _InstanceWriter:
         if base.op == "placeholder":
             self.input_words.append((words, position, base, offset))
             return []
+        if base.target is torch.ops.npu._npu_format_cast.default:
+            raise NotImplementedError(
+                "a fused kernel reads the result of npu_format_cast, which may be packed (FRACTAL_NZ); call it "
+                "outside of what is compiled"
+            )
         return [f"  w{number}[{position}] = {self.names[base]}.data_ptr(){f' + {offset}' if offset else ''}"]
 
     def _bind_inputs(self) -> None:
@@ -362,17 +368,18 @@ class _InstanceWriter:
             places[nodes.index(node)].append((words, position, offset))
         bound = [0] * len(nodes)
 
-        def bind(addresses: Sequence[int]) -> None:
-            for i, address in enumerate(addresses):
+        def bind(addresses: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+            for i, (address, tensor) in enumerate(zip(addresses, tensors, strict=True)):
                 if address != bound[i]:
+                    require_plain_format(tensor)
                     bound[i] = address
                     for words, position, offset in places[i]:
                         words[position] = address + offset
 
         self.globals |= {"bound": bound, "bind": bind}
-        addresses = ", ".join(f"{self.names[n]}.data_ptr()" for n in nodes)
-        self.lines.append(f"  addresses = [{addresses}]")
-        self.lines.append("  if addresses != bound: bind(addresses)")
+        names = [self.names[n] for n in nodes]
+        self.lines.append(f"  addresses = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
+        self.lines.append(f"  if addresses != bound: bind(addresses, ({', '.join(names)},))")
 
     def _call(self, node: Node) -> list[str]:
         """An operator that is no part of a kernel."""

@@ -8,6 +8,7 @@
 #include "torch_npu/csrc/device/activity.h"
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/dispatch/launch_log.h"
+#include "torch_npu/csrc/dispatch/packed.h"
 #include "torch_npu/csrc/dispatch/workspace.h"
 #include "torch_npu/csrc/graph/recording.h"
 #include "torch_npu/csrc/memory/caching_allocator.h"
@@ -57,6 +58,8 @@ aclTensor* create_tensor(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
+  if (is_packed(tensor)) [[unlikely]]
+    return create_packed_tensor(tensor);
   const auto& storage = tensor.storage();
   if (graph::Recording* recording = graph::current_recording(tensor.device().index())) [[unlikely]]
     recording->keep(storage);

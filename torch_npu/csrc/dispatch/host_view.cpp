@@ -7,6 +7,7 @@
 #include "torch_npu/csrc/cann/cann.h"
 #include "torch_npu/csrc/device/device.h"
 #include "torch_npu/csrc/dispatch/layouts.h"
+#include "torch_npu/csrc/dispatch/packed.h"
 #include "torch_npu/csrc/memory/caching_allocator.h"
 #include "torch_npu/csrc/memory/host_alias.h"
 
@@ -114,6 +115,7 @@ c10::DataPtr HostAllocationsFromPool::allocate(size_t bytes) const {
 at::Tensor host_view(const at::Tensor& npu) { return host_view(npu, host_storage(npu)); }
 
 at::Tensor host_view(const at::Tensor& npu, c10::Storage host) {
+  TORCH_INTERNAL_ASSERT(!is_packed(npu), "the CPU cannot read memory in a private format");
   return at::Tensor(c10::make_intrusive<HostView>(*npu.unsafeGetTensorImpl(), std::move(host)));
 }
 

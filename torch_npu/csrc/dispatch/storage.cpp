@@ -8,6 +8,7 @@
 #include "torch_npu/csrc/dispatch/deterministic.h"
 #include "torch_npu/csrc/dispatch/device_switch.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
+#include "torch_npu/csrc/dispatch/packed.h"
 
 namespace torch_npu {
 namespace {
@@ -52,6 +53,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at
   } else {
     impl->set_sizes_and_strides(sizes, strides, offset);
   }
+  follow_storage(self);
   grow_storage(self);
   return self;
 }

@@ -1,0 +1,154 @@
+#include "cann_host/kernels/fractal_nz.h"
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "cann_host/kernels/fractal_nz_kernels.h"
+#include "cann_host/kernels/isa.h"
+#include "cann_host/kernels/parallel.h"
+
+namespace cann_host::kernels {
+namespace {
+
+/// Memory for vectors is a number of these: a vector across two lines of the cache takes twice the time.
+struct alignas(64) Line {
+  char bytes[64];
+};
+
+std::vector<Line> lines_for(int64_t bytes) { return std::vector<Line>(bytes / sizeof(Line) + 1); }
+
+/// Of a few bytes, most often a whole row of a block.
+void copy_bytes(char* to, const char* from, int64_t count) {
+  switch (count) {
+    case 32:
+      std::memcpy(to, from, 32);
+      break;
+    case 64:
+      std::memcpy(to, from, 64);
+      break;
+    default:
+      std::memcpy(to, from, count);
+  }
+}
+
+/// copy(byte in the matrices, byte in the packed ones, bytes of them that are no padding, bytes) for each row
+/// of each block with rows [first, first + rows) of the matrices; the former lie as if there were no others.
+template <class Copy>
+void each_block_row(const FractalNz& l, int64_t first, int64_t rows, const Copy& copy) {
+  const int64_t block = FractalNz::block_columns(l.element_bytes), bytes = block * l.element_bytes;
+  const int64_t row_blocks = (rows + FractalNz::block_rows - 1) / FractalNz::block_rows;
+  const int64_t column_blocks = l.column_blocks();
+  // So many columns of blocks fill a line of the cache in the matrix.
+  const int64_t together = std::max<int64_t>(1, sizeof(Line) / bytes);
+  constexpr int64_t bytes_a_thread = 1 << 18;
+  const int64_t grain = std::max<int64_t>(
+      1, bytes_a_thread / std::max<int64_t>(1, column_blocks * bytes * FractalNz::block_rows));
+  parallel_for(l.batches * row_blocks, grain, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t batch = i / row_blocks, row_block = i % row_blocks;
+      const int64_t packed_row = first + row_block * FractalNz::block_rows;
+      for (int64_t c = 0; c < column_blocks; c += together) {
+        for (int64_t r = 0; r < FractalNz::block_rows; ++r) {
+          const int64_t row = row_block * FractalNz::block_rows + r;
+          for (int64_t k = c; k < std::min(c + together, column_blocks); ++k) {
+            const int64_t there = std::min(block, l.columns - k * block) * l.element_bytes;
+            const int64_t plain = ((batch * rows + row) * l.columns + k * block) * l.element_bytes;
+            const int64_t packed = batch * l.matrix() * l.element_bytes +
+                                   (k * l.row_blocks() * FractalNz::block_rows + packed_row + r) * bytes;
+            copy(plain, packed, row < rows ? there : 0, bytes);
+          }
+        }
+      }
+    }
+  });
+}
+
+const NzProduct* nz_product(DataType type) noexcept {
+#if defined(__x86_64__)
+  switch (active_isa()) {
+    case Isa::avx512:
+      if (type == DataType::bfloat16 && __builtin_cpu_supports("avx512bf16"))
+        return avx512::nz_pairs_of_bfloat16;
+      return avx512::nz_products[type];
+    case Isa::avx2:
+      return avx2::nz_products[type];
+    case Isa::baseline:
+      break;
+  }
+#endif
+  return baseline::nz_products[type];
+}
+
+/// Rows up to which the kernels are faster than oneDNN with an unpacked weight.
+int64_t most_rows(DataType type) noexcept {
+#if defined(__x86_64__)
+  const bool has_tiles = type == DataType::bfloat16 && __builtin_cpu_supports("amx-bf16");
+  if (active_isa() == Isa::avx512 && !has_tiles) return std::numeric_limits<int64_t>::max();
+#endif
+  return nz_row_block;
+}
+
+/// Rows [first, first + rows) of a product.
+NzMatmul rows_of(NzMatmul a, int64_t first, int64_t rows) {
+  a.x = static_cast<const char*>(a.x) + first * a.inner * size_of(a.type);
+  a.y = static_cast<char*>(a.y) + first * a.columns * size_of(a.type);
+  a.rows = rows;
+  return a;
+}
+
+void multiply_rows(const NzProduct& product, const NzMatmul& a) {
+  const auto& [prepare, multiply] = a.transposed ? product.transposed : product.plain;
+  const int64_t row_bytes = padded(a.inner) * product.x_bytes;
+  auto prepared = lines_for(a.rows * row_bytes);
+  const auto in_row_blocks = [&](const auto& f) {
+    for (int64_t m = 0; m < a.rows; m += nz_row_block) {
+      f(rows_of(a, m, std::min(nz_row_block, a.rows - m)), prepared.data()->bytes + m * row_bytes);
+    }
+  };
+  in_row_blocks([&](const NzMatmul& part, void* x) { prepare(part, x); });
+  constexpr int64_t elements_a_thread = 1 << 16;  // of the weight, from which a second thread pays
+  const int64_t grain = std::max<int64_t>(16, elements_a_thread / std::max<int64_t>(1, a.inner));
+  parallel_for(a.columns, grain, 16, [&](int64_t begin, int64_t end) {
+    constexpr int64_t together = 128;  // columns whose weight is in the cache for the next block of rows
+    for (int64_t n = begin; n < end; n += together) {
+      in_row_blocks(
+          [&](const NzMatmul& part, const void* x) { multiply(part, x, n, std::min(n + together, end)); });
+    }
+  });
+}
+
+}  // namespace
+
+void pack(const FractalNz& layout, const void* plain, void* packed) {
+  const auto* from = static_cast<const char*>(plain);
+  auto* to = static_cast<char*>(packed);
+  each_block_row(layout, 0, layout.rows,
+                 [&](int64_t plain_at, int64_t packed_at, int64_t there, int64_t bytes) {
+                   if (there > 0) copy_bytes(to + packed_at, from + plain_at, there);
+                   if (there < bytes) std::memset(to + packed_at + there, 0, bytes - there);
+                 });
+}
+
+void unpack(const FractalNz& layout, const void* packed, void* plain) {
+  unpack_rows(layout, packed, 0, layout.rows, plain);
+}
+
+void unpack_rows(const FractalNz& layout, const void* packed, int64_t first, int64_t rows, void* plain) {
+  const auto* from = static_cast<const char*>(packed);
+  auto* to = static_cast<char*>(plain);
+  each_block_row(layout, first, rows, [&](int64_t plain_at, int64_t packed_at, int64_t there, int64_t) {
+    if (there > 0) copy_bytes(to + plain_at, from + packed_at, there);
+  });
+}
+
+bool nz_matmul(const NzMatmul& a) {
+  const NzProduct* product = nz_product(a.type);
+  if (product == nullptr || a.rows > most_rows(a.type)) return false;
+  constexpr int64_t rows_at_once = 512;  // of which x, as the kernels read it, stays in the caches
+  for (int64_t m = 0; m < a.rows; m += rows_at_once)
+    multiply_rows(*product, rows_of(a, m, std::min(rows_at_once, a.rows - m)));
+  return true;
+}
+
+}  // namespace cann_host::kernels

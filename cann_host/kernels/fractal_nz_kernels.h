@@ -1,0 +1,41 @@
+#pragma once
+
+#include "cann_host/kernels/fractal_nz.h"
+
+namespace cann_host::kernels {
+
+constexpr int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+/// Rows of x that the kernels take at a time.
+constexpr int64_t nz_row_block = 32;
+
+/// Products of one type.
+struct NzProduct {
+  struct Way {
+    /// x as multiply() reads it, rows * padded(inner) elements of x_bytes.
+    void (*prepare)(const NzMatmul&, void* prepared);
+    /// Columns [begin, end) of y, on the calling thread; bounds inside of y are multiples of 16.
+    void (*multiply)(const NzMatmul&, const void* prepared, int64_t begin, int64_t end);
+  };
+
+  int64_t x_bytes;
+  Way plain, transposed;
+};
+
+using NzProducts = ByType<const NzProduct*>;
+
+namespace baseline {
+extern const NzProducts nz_products;
+/// For processors that multiply pairs of bfloat16; null for instruction sets that never do.
+extern const NzProduct* const nz_pairs_of_bfloat16;
+}  // namespace baseline
+namespace avx2 {
+extern const NzProducts nz_products;
+extern const NzProduct* const nz_pairs_of_bfloat16;
+}  // namespace avx2
+namespace avx512 {
+extern const NzProducts nz_products;
+extern const NzProduct* const nz_pairs_of_bfloat16;
+}  // namespace avx512
+
+}  // namespace cann_host::kernels
