@@ -54,7 +54,7 @@ def test_overlaps_of_boxes():
     first, second = boxes[:4], boxes[2:]
     expected = torch_npu.npu_iou(second * 100, first * 100)
     assert torch.equal(function.npu_iou(first, second, is_normalized=True), expected)
-    assert function.npu_giou(first, second).shape == (1, 4)
+    assert function.npu_giou(first, second).shape == (4, 1)
     for overlap in (function.npu_diou, function.npu_ciou):
         assert torch.allclose(overlap(first.t(), first.t()), torch.ones(1, 4, device="npu"), atol=1e-4)
     with pytest.raises(ValueError, match="'iou' or 'ptiou', got 'x'"):

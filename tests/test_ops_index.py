@@ -261,3 +261,13 @@ def test_padding_with_own_values(mode, dtype):
         compare(gradient, sample(shape, dtype), pad)
         compare(F.pad, sample(shape[1:], dtype), pad, mode)
     compare(F.pad, sample((2, 3, 4), dtype), (9, 9), "reflect", what="more than the tensor has")
+
+
+@pytest.mark.parametrize("make", [torch.linspace, torch.logspace])
+def test_outputs_of_as_many_elements_keep_their_shape(make):
+    results = []
+    for device in ("cpu", "npu"):
+        base = torch.zeros(2, 3, device=device)
+        make(0, 3, 4, out=base.narrow(1, 1, 2))
+        results.append(base.cpu())
+    torch.testing.assert_close(*results)

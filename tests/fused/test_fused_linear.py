@@ -203,13 +203,18 @@ def test_overlaps_of_boxes() -> None:
     common = width * height
     area_a, area_b = ((t[:, 2] - t[:, 0]) * (t[:, 3] - t[:, 1]) for t in (a, b))
     union = area_a[:, None] + area_b - common
-    torch.testing.assert_close(torch_npu.npu_iou(a.npu(), b.npu()).cpu(), (common / (union + 0.01)).T)
-    torch.testing.assert_close(torch_npu.npu_iou(a.npu(), b.npu(), 1).cpu(), (common / (area_a[:, None] + 0.01)).T)
+    longer = (torch.minimum(a[:, None, 2:], b[:, 2:]) - torch.maximum(a[:, None, :2], b[:, :2]) + 0.01).clamp_min(0)
+    shared, (of_a, of_b) = longer.prod(-1), ((t[:, 2:] - t[:, :2] + 0.01).prod(-1) for t in (a, b))
+    expected = shared / (of_a[:, None] + of_b - shared)
+    torch.testing.assert_close(torch_npu.npu_iou(a.npu(), b.npu()).cpu(), expected.T)
+    torch.testing.assert_close(torch_npu.npu_iou(a.npu(), b.npu(), 1).cpu(), (shared / of_b).T)
     hull_w = torch.maximum(a[:, None, 2], b[:, 2]) - torch.minimum(a[:, None, 0], b[:, 0])
     hull_h = torch.maximum(a[:, None, 3], b[:, 3]) - torch.minimum(a[:, None, 1], b[:, 1])
     giou = common / union - (hull_w * hull_h - union) / (hull_w * hull_h)
     actual = torch_npu.npu_giou(a.T.npu(), b.T.npu(), is_cross=True)
     torch.testing.assert_close(actual.cpu(), giou, atol=1e-5, rtol=1e-5)
+    pairs = torch_npu.npu_giou(a.T.npu(), a.T.npu())
+    torch.testing.assert_close(pairs.cpu(), torch.ones(5, 1), atol=1e-5, rtol=1e-5)
     centres = ((a[:, None, :2] + a[:, None, 2:]) - (b[:, :2] + b[:, 2:])).square().sum(-1) / 4
     diou = common / union - centres / (hull_w**2 + hull_h**2)
     torch.testing.assert_close(

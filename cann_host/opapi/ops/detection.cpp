@@ -9,22 +9,21 @@
 namespace cann_host::host {
 namespace {
 
-/// x1, y1, x2, y2 and area of boxes.
+/// Corners of boxes.
 struct Boxes {
-  at::Tensor x1, y1, x2, y2, area;
+  at::Tensor x1, y1, x2, y2;
   explicit Boxes(const at::Tensor& boxes) {
     const auto wide = boxes.to(at::kFloat);
     x1 = wide.select(-1, 0);
     y1 = wide.select(-1, 1);
     x2 = wide.select(-1, 2);
     y2 = wide.select(-1, 3);
-    area = (x2 - x1) * (y2 - y1);
   }
-  Boxes(at::Tensor a, at::Tensor b, at::Tensor c, at::Tensor d, at::Tensor s)
-      : x1(std::move(a)), y1(std::move(b)), x2(std::move(c)), y2(std::move(d)), area(std::move(s)) {}
-  Boxes column() const {
-    return {x1.unsqueeze(-1), y1.unsqueeze(-1), x2.unsqueeze(-1), y2.unsqueeze(-1), area.unsqueeze(-1)};
-  }
+  Boxes(at::Tensor a, at::Tensor b, at::Tensor c, at::Tensor d)
+      : x1(std::move(a)), y1(std::move(b)), x2(std::move(c)), y2(std::move(d)) {}
+  Boxes column() const { return {x1.unsqueeze(-1), y1.unsqueeze(-1), x2.unsqueeze(-1), y2.unsqueeze(-1)}; }
+};
+}
 };
 
 /// The value between four pixels of a plane; 0 more than a pixel outside.
@@ -84,11 +83,16 @@ void Iou(const at::Tensor& bBoxes, const at::Tensor& gtBoxes, std::string_view m
   TORCH_CHECK(mode == "iou" || mode == "iof", "mode is '", mode, "'; known: iou, iof");
   const Boxes boxes = aligned ? Boxes(bBoxes) : Boxes(bBoxes).column();
   const Boxes truth(gtBoxes);
-  const auto width = (at::minimum(boxes.x2, truth.x2) - at::maximum(boxes.x1, truth.x1)).clamp_min_(0);
-  const auto height = (at::minimum(boxes.y2, truth.y2) - at::maximum(boxes.y1, truth.y1)).clamp_min_(0);
-  const auto common = width * height;
-  const auto whole = mode == "iof" ? boxes.area.expand_as(common) : boxes.area + truth.area - common;
-  overlap.copy_((common / (whole + eps)).view(overlap.sizes()));
+  // Sides are eps longer, those of what both boxes cover as well.
+  const auto side = [&](const at::Tensor& end, const at::Tensor& begin) {
+    return (end - begin + eps).clamp_min(0);
+  };
+  const auto area = [&](const Boxes& of) { return side(of.x2, of.x1) * side(of.y2, of.y1); };
+  const auto common = side(at::minimum(boxes.x2, truth.x2), at::maximum(boxes.x1, truth.x1)) *
+                      side(at::minimum(boxes.y2, truth.y2), at::maximum(boxes.y1, truth.y1));
+  const auto of_truth = area(truth);
+  const auto whole = mode == "iof" ? of_truth.expand_as(common) : area(boxes) + of_truth - common;
+  overlap.copy_((common / whole).view(overlap.sizes()));
 }
 
 void ROIAlign(const at::Tensor& self, const at::Tensor& rois, float spatialScale, int64_t outputHeight,

@@ -36,7 +36,7 @@ def npu_iou(
     Args:
         mode: "iou" or "ptiou", which are the same.
         is_normalized: whether coordinates are shares of an image, and so are to be multiplied by ``normalized_scale``:
-            the operator adds a constant to the denominator, of which small boxes have too much.
+            the operator makes sides longer by a constant, of which small boxes have too much.
     """
     if mode not in ("iou", "ptiou"):
         raise ValueError(f"npu_iou: expected mode 'iou' or 'ptiou', got {mode!r}")
@@ -53,7 +53,7 @@ def npu_giou(boxes1: Tensor, boxes2: Tensor, is_permuted: bool = True) -> Tensor
     """``torch_npu.npu_giou`` of pairs of boxes (x, y, width, height), [N, 4], or [4, N] if not ``is_permuted``.
 
     Returns:
-        [1, N].
+        [N, 1].
     """
     if boxes1.shape != boxes2.shape:
         raise ValueError(f"npu_giou: expected boxes of one shape, got {list(boxes1.shape)} and {list(boxes2.shape)}")

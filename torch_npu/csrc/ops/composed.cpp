@@ -114,7 +114,8 @@ at::Tensor box_overlap(const at::Tensor& self, const at::Tensor& gtboxes, bool t
       result = result - share * v;
     }
   }
-  return is_cross ? result : result.unsqueeze(0);
+  // The operator for giou gives pairs as a column, the others as a row.
+  return is_cross ? result : result.unsqueeze(penalty == BoxPenalty::giou ? 1 : 0);
 }
 
 namespace {
