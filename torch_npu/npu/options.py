@@ -39,7 +39,10 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "MM_BMM_ND_ENABLE": ("enable", "disable"),
 }
 # Options that ask for what is always so here.
-_ALWAYS_SO = {"FORCE_ACLNN_OP_LIST": "every operator is an aclnn operator"}
+_ALWAYS_SO = {
+    "FORCE_ACLNN_OP_LIST": "every operator is an aclnn operator",
+    "NPU_FUZZY_COMPILE_BLACKLIST": "no operator is compiled for a range of shapes",
+}
 
 
 class CubeMathType(IntEnum):
