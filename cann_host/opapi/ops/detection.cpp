@@ -23,8 +23,6 @@ struct Boxes {
       : x1(std::move(a)), y1(std::move(b)), x2(std::move(c)), y2(std::move(d)) {}
   Boxes column() const { return {x1.unsqueeze(-1), y1.unsqueeze(-1), x2.unsqueeze(-1), y2.unsqueeze(-1)}; }
 };
-}
-};
 
 /// The value between four pixels of a plane; 0 more than a pixel outside.
 float interpolated(const float* plane, int64_t height, int64_t width, float y, float x) {
