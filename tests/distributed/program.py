@@ -349,6 +349,7 @@ def functional_collectives_under_compile(rank: int, n: int) -> None:
 def groups_split_off_another(rank: int, n: int) -> None:
     if dist.group.WORLD.bound_device_id is None:
         return  # PyTorch splits groups that are bound to a device
+    dist.split_group(split_ranks=[[0]])  # the other rank is in none
     both, only_first = dist.split_group(split_ranks=[[0, 1]]), dist.split_group(split_ranks=[[0], [1]])
     x, y = of(rank, 3).npu(), of(rank, 3).npu()
     dist.all_reduce(x, group=both)
@@ -403,14 +404,18 @@ def data_parallel_training_in_graphs(rank: int, n: int) -> None:
     inputs = [[of(10 * step + i, 4, 8) for i in range(n)] for step in range(5)]
     alone = plain().double()
     trained(alone, [torch.cat(parts).double() for parts in inputs], rate=1e-3)
-    for graphed in (True, False):
+    ways: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+        "itself": lambda model: model,
+        "compiled": lambda model: torch.compile(model, backend="npu"),
+        "inside another": torch.nn.Sequential,
+    }
+    for graphed, way in [(True, "itself"), (False, "compiled"), (True, "compiled"), (True, "inside another")]:
         model = torch.nn.parallel.DistributedDataParallel(plain().npu())
-        run = model if graphed else torch.compile(model, backend="npu")
         with torch_npu.enable_graph() if graphed else contextlib.nullcontext():
-            trained(run, [parts[rank].npu() for parts in inputs], rate=1e-3)
+            trained(ways[way](model), [parts[rank].npu() for parts in inputs], rate=1e-3)
         for actual, expected in zip(model.module.parameters(), alone.parameters(), strict=True):
             assert_close(actual, expected, terms=256)
-        if graphed:
+        if graphed and way == "itself":
             assert [(row.module, row.replays) for row in torch_npu.graph_report()] == [("Sequential", 4)]
 
 

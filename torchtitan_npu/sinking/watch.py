@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from torchtitan_npu.driver import ModuleState
 from torchtitan_npu.sinking.reasons import CannotSink
@@ -34,6 +35,11 @@ class ModuleWatch:
         for m in modules:
             if isinstance(m, torch.jit.ScriptModule):
                 raise CannotSink("it is a TorchScript module")
+            if isinstance(m, DistributedDataParallel):
+                raise CannotSink(
+                    "it contains a DistributedDataParallel, which prepares the reduction of gradients at each call; "
+                    "where that one is called in the block itself, the module inside it is recorded"
+                )
         members = [getattr(m, name) for m in modules for name in _MEMBERS]
         hooks = [getattr(m, name) for m in modules for name in _HOOKS]
         # Filling one that is empty changes what a call does, too.
