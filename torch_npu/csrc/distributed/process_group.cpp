@@ -61,9 +61,9 @@ void ProcessGroupHCCL::eagerConnectSingleDevice(at::Device device) { communicato
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHCCL::split(
     const c10::intrusive_ptr<c10d::Store>& /*store*/, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
-  // All ranks of this group are here, so its own store and a count serve: the store that comes along is named
-  // by a count of groups, which differs between ranks that belong to different ones.
-  const std::string name = c10::str("split ", splits_++, " of ranks ", c10::Join(",", ranks));
+  // The store that comes along is named by a count of groups, which differs between ranks that belong to
+  // different ones. How often these ranks were split off before is the same on all of them.
+  const std::string name = c10::str("split ", splits_[ranks]++, " of ranks ", c10::Join(",", ranks));
   const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
   if (mine == ranks.end()) return nullptr;
   const auto given = c10::dynamic_intrusive_pointer_cast<Options>(options);

@@ -102,8 +102,8 @@ class ProcessGroupHCCL final : public c10d::Backend {
   const c10::intrusive_ptr<Options> options_;
   std::mutex mutex_;  // of the communicators
   std::map<std::string, std::unique_ptr<Communicator>> communicators_;
-  int meetings_ = 0;  // communicators that were made for the whole group
-  int splits_ = 0;    // groups that were split off
+  int meetings_ = 0;                        // communicators that were made for the whole group
+  std::map<std::vector<int>, int> splits_;  // how often these ranks were split off
   uint64_t sequence_ = 0;
   std::optional<Coalescing> coalescing_;
 };
