@@ -212,7 +212,7 @@ def _of_boxes(
     with torch.enable_grad():
         boxes = [wide(b.detach()).requires_grad_() for b in (bboxes, gtboxes)]
         result = overlap(*boxes, *options)
-    first, second = torch.autograd.grad(result, boxes, wide(grad).expand_as(result))
+    first, second = torch.autograd.grad(result, boxes, wide(grad).reshape(result.shape))  # pairs as row or column
     return first.to(bboxes.dtype), second.to(gtboxes.dtype)
 
 
