@@ -75,7 +75,11 @@ def of_two(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (q + 1) * cos + rotate_half(q) * sin
 
 
-@pytest.mark.parametrize("function", [other_half, shows_rotated, of_two])
+def of_one_column(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return q * cos[..., :1] + rotate_half(q) * sin[..., :1]
+
+
+@pytest.mark.parametrize("function", [other_half, shows_rotated, of_two, of_one_column])
 def test_no_rotary(function: Callable[..., Tensor]) -> None:
     q, _, cos, sin = tensors(torch.bfloat16)
     got = torch.compile(function, backend="npu")(q.npu(), cos.npu(), sin.npu())
@@ -140,6 +144,23 @@ def test_linear_and_activation_in_training() -> None:
             assert a.grad is not None
             assert b.grad is not None
             assert_close(a.grad, b.grad, terms=256)
+
+
+@pytest.mark.parametrize(
+    ("function", "fused"),
+    [
+        (lambda x, w, b: torch.relu(x @ w.permute(0, 1)), 0),
+        (lambda x, w, b: torch.relu(x @ w.permute(-1, -2)), 1),
+        (lambda x, w, b: torch.relu(torch.addmm(b, x, w.t())), 0),
+        (lambda x, w, b: torch.relu(torch.addmm(b.expand(8), x, w.t())), 1),
+    ],
+)
+def test_what_is_no_linear_layer(function: Callable[..., Tensor], fused: int) -> None:
+    given = torch.randn(4, 8), torch.randn(8, 8), torch.randn(1)
+    with torch.no_grad():
+        got = torch.compile(function, backend="npu")(*(t.npu() for t in given))
+    assert_close(got, function(*(t.double() for t in given)), terms=16)
+    assert times("fuse_linear_activation") == fused
 
 
 def test_activation_stays_in_the_kernel_behind_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchtitan_npu.compile.group import is_one
+from torchtitan_npu.compile.group import is_one, same
 from torchtitan_npu.compile.lowering import POINTWISE, REDUCTIONS
 from torchtitan_npu.compile.passes import replace, tensor
 from torchtitan_npu.compile.views import VIEWS
@@ -68,11 +68,19 @@ def _replace(graph: Graph, node: Node, activation: str) -> bool:
 def _fits(bias: Any, x: Any, matrix: Any) -> bool:
     """Whether it is a product of several rows with a weight [n, k], on this device."""
     rows, columns = tensor(x), tensor(matrix)
-    if rows is None or columns is None or matrix.target not in (aten.t.default, aten.permute.default):
+    if rows is None or columns is None or not _is_transposed(matrix):
         return False
-    if bias is not None and (tensor(bias) is None or bias.meta["val"].dim() != 1):
+    added = None if bias is None else tensor(bias)
+    if bias is not None and (added is None or added.dim() != 1 or not same(added.shape[0], columns.shape[1])):
         return False
     return rows.device.type == "npu" and rows.dtype in _DTYPES and not is_one(rows.shape[0])
+
+
+def _is_transposed(matrix: Node) -> bool:
+    if matrix.target is aten.permute.default:
+        dims: Any = matrix.args[1]
+        return [dim % 2 for dim in dims] == [1, 0]  # [0, 1] is a permutation of a matrix, too
+    return matrix.target is aten.t.default
 
 
 def _users(node: Node) -> list[Node]:

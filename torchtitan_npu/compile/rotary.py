@@ -111,7 +111,9 @@ def _fits(x: Any, cosine: Any, sine: Any) -> bool:
         return False
     if not value.is_contiguous() and not (value.dim() == cos.dim() == 4 and value.transpose(1, 2).is_contiguous()):
         return False
-    return cos.shape == sin.shape and torch.broadcast_shapes(value.shape, cos.shape) == value.shape
+    if cos.shape != sin.shape or cos.dim() == 0 or cos.shape[-1] != value.shape[-1]:
+        return False
+    return torch.broadcast_shapes(value.shape, cos.shape) == value.shape
 
 
 def _tensor(argument: Any) -> Tensor | None:
