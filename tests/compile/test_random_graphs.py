@@ -27,7 +27,16 @@ ROWS = [
     lambda x: torch.cat((x[..., 1:], x[..., :1]), -1),
     lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1) * x,
     lambda x: torch.cat((x[1:].sin() + x[:1], x[:1]), 0),
+    lambda x: x.sin().reshape(-1).exp().view(x.shape) * 0.1,
+    lambda x: x.exp().transpose(-1, -2).reshape(x.shape) * 0.1,
+    lambda x: torch.softmax(heads(x.sin()), -1).flatten(-2) + x,
+    lambda x: heads(x.cos()).transpose(-2, -3).exp().transpose(-2, -3).reshape(x.shape) * 0.1,
 ]
+
+
+def heads(x: Tensor) -> Tensor:
+    """The last dimension in four parts, if it has so many."""
+    return x.unflatten(-1, (4, -1) if x.shape[-1] % 4 == 0 else (1, -1))
 
 
 @st.composite
@@ -58,8 +67,8 @@ GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "40"))
 """Of the slow test; more of them find more: RANDOM_GRAPHS=2000 pytest -m slow tests/compile/test_random_graphs.py."""
 
 graphs = {
-    "steps": random_steps(), "shape": st.sampled_from([(3, 5), (2, 3, 17), (1, 33)]), "seed": st.integers(0, 3),
-    "arena": st.booleans(),
+    "steps": random_steps(), "shape": st.sampled_from([(3, 5), (2, 3, 17), (1, 33), (2, 4, 12)]),
+    "seed": st.integers(0, 3), "arena": st.booleans(),
 }  # fmt: skip
 common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "phases": [Phase.generate]}
 

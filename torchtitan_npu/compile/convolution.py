@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from torchtitan_npu.compile.constants import call, constant_nodes
-from torchtitan_npu.compile.group import same
 from torchtitan_npu.compile.passes import tensor
+from torchtitan_npu.compile.reshapes import same
 
 aten = torch.ops.aten
 

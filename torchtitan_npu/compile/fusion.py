@@ -198,7 +198,7 @@ class _Partitioner:
         self._require_device(node)
         members = self._mask(group.nodes)
         for operand in node.all_input_nodes:
-            if group.axes_of(operand) is None and self.before[operand] & members:
+            if not group.computes(operand) and self.before[operand] & members:
                 raise DoesNotFuse(f"needs {operand.name}, which itself needs the kernel's result")
 
     def _joined(self, node: Node, group: Group) -> None:
@@ -244,8 +244,8 @@ class _Partitioner:
         needs: dict[Group | Node, set[Group | Node]] = {}
         for step in key:
             nodes = step.nodes if isinstance(step, Group) else [step]
-            inside = step.axes_of if isinstance(step, Group) else lambda node: None  # views of members are members
-            operands = {self.group_of.get(a, a) for n in nodes for a in self._read_by(n) if inside(a) is None}
+            inside = step.computes if isinstance(step, Group) else lambda node: False
+            operands = {self.group_of.get(a, a) for n in nodes for a in self._read_by(n) if not inside(a)}
             needs[step] = {o for o in operands if o in key and o is not step}
         changes = [n for n in key if isinstance(n, Node) and n.target is torch.ops.aten.copy_.default]
         for change in changes:

@@ -1,21 +1,23 @@
 """A group of nodes that becomes one tile program.
 
 A group has a domain, the axes of its loops. Every member's dimensions are mapped to them, so that a row's mean and the
-row itself meet in one loop nest. A node joins if its dimensions can be mapped; if not, :class:`DoesNotFuse` says why.
+row itself meet in one loop nest. A view between two members that splits a dimension cuts the axis that runs through it;
+one that joins dimensions gives runs of axes. A node joins if its dimensions can be mapped; if not,
+:class:`DoesNotFuse` says why.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from graph_autofusion.dtypes import I32
 from graph_autofusion.program import Stride, TileBuilder, Value
-from torchtitan_npu.compile.concatenation import CONCATENATION, Part, inside, is_in_a_part, parts
+from torchtitan_npu.compile.concatenation import CONCATENATION, Part, dimension, inside, is_in_a_part, parts
 from torchtitan_npu.compile.lowering import (
     CREATES,
     POINTWISE,
@@ -26,12 +28,13 @@ from torchtitan_npu.compile.lowering import (
     lower_reduction,
     tile_dtype,
 )
-from torchtitan_npu.compile.views import VIEWS, counts, through_views
+from torchtitan_npu.compile.reshapes import Size, is_one, regroup, same
+from torchtitan_npu.compile.views import counts, through_views
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-Axes = tuple[int | None, ...]  # for each dimension its axis of the domain; None for one of size 1
-Size = int | torch.SymInt
+Axes = tuple[tuple[int, ...], ...]
+"""For each dimension the axes of the domain that run through it, outermost first; none for one of size 1."""
 
 PRODUCTS: dict[Any, tuple[int, int]] = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2)}
 """Matrix products, with one row a sum over elementwise products; which of their arguments they multiply."""
@@ -48,14 +51,6 @@ def tensor_of(node: Node) -> torch.Tensor:
     return value
 
 
-def same(a: Size, b: Size) -> bool:
-    return a is b or (a == b if isinstance(a, int) and isinstance(b, int) else statically_known_true(a == b))
-
-
-def is_one(size: Size) -> bool:
-    return same(size, 1)
-
-
 class Group:
     """Nodes in one loop nest."""
 
@@ -65,6 +60,7 @@ class Group:
         self.domain: list[Size] = []
         self.reduced: frozenset[int] | None = None  # axes that the group's reductions fold
         self.axes: dict[Node, Axes] = {}
+        self.read_axes: dict[tuple[Node, Node], Axes] = {}  # of (member, operand) that does not lie as its result does
         self.tensors: set[Node] = set()  # read from memory
         self._trial = TileBuilder("trial", axes=("x",))
         self._values: dict[Node, Value] = {}
@@ -80,7 +76,8 @@ class Group:
         value = tensor_of(node)
         if any(same(n, 0) for n in value.shape):
             raise DoesNotFuse("is empty")
-        before = list(self.domain), self.reduced
+        before = self.domain, self.reduced, self.axes, self.read_axes
+        self.axes, self.read_axes = dict(self.axes), dict(self.read_axes)
         try:
             axes = self._axes(node)
             tensors = self.tensors | set(self._outside(node))
@@ -88,7 +85,7 @@ class Group:
                 raise DoesNotFuse(f"the kernel would read more than {MOST_TENSORS} tensors")
             trial = lower_node(self._trial, node, self._trial_operand)
         except DoesNotFuse:
-            self.domain, self.reduced = before
+            self.domain, self.reduced, self.axes, self.read_axes = before
             raise
         self.axes[node], self._values[node], self.tensors = axes, trial, tensors
         self.nodes.append(node)
@@ -105,7 +102,7 @@ class Group:
 
     def _outside(self, node: Node) -> list[Node]:
         """Tensor operands that come from memory."""
-        return [a for a, _ in operands_of(node) if self.axes_of(a) is None and is_loaded(a)]
+        return [a for a, _ in operands_of(node) if not self.computes(a) and is_loaded(a)]
 
     def _axes(self, node: Node) -> Axes:
         if node.target in REDUCTIONS:
@@ -126,66 +123,126 @@ class Group:
             raise DoesNotFuse("is a matrix operator of CANN")
         self.domain = [matrix.shape[1], matrix.shape[0]]
         self.reduced = frozenset({1})
-        return (None, 0)
+        self.read_axes |= {(node, left): ((), (1,)), (node, right): ((1,), (0,))}
+        return ((), (0,))
 
     # ---- dimensions
 
-    def axes_of(self, node: Node) -> Axes | None:
-        """The axes of a member or of a view of one; None for what comes from elsewhere."""
-        if node in self.axes:
-            return self.axes[node]
-        if node.target in VIEWS:
-            base = node.args[0]
-            assert isinstance(base, Node)
-            axes = self.axes_of(base)
-            return None if axes is None else self._through_view(node, base, axes)
-        return None
+    def computes(self, node: Node) -> bool:
+        """Whether a node is a member or a view of one."""
+        return through_views(node) in self.axes
+
+    def _axes_inside(self, node: Node) -> Axes | None:
+        """The axes of a member or of a view of one, for which axes may be cut; None for what comes from elsewhere."""
+        if not self.computes(node) or node in self.axes:
+            return self.axes.get(node)
+        base = node.args[0]
+        assert isinstance(base, Node)
+        axes = self._axes_inside(base)
+        assert axes is not None
+        return self._through_view(node, base, axes)
 
     def _through_view(self, node: Node, base: Node, axes: Axes) -> Axes:
         shape, before = tensor_of(node).shape, tensor_of(base).shape
         if node.target in (aten.permute.default, aten.transpose.int, aten.t.default):
             return _permuted(node, axes)
         if node.target is aten.expand.default:
-            padded = (None,) * (len(shape) - len(axes)) + axes
+            padded: Axes = ((),) * (len(shape) - len(axes)) + axes
             return self._fit(list(padded), shape)
-        sizes = [n for n, axis in zip(before, axes, strict=True) if axis is not None]
-        named = [axis for axis in axes if axis is not None]
-        kept = [n for n in shape if not is_one(n)]
-        if len(kept) != len(sizes) or not all(same(a, b) for a, b in zip(kept, sizes, strict=True)):
+        regrouped = self._regroup(_flat(axes), shape)
+        if regrouped is None:
             raise DoesNotFuse(f"a view reshapes {list(before)} to {list(shape)} between operators")
-        rest = iter(named)
-        return tuple(None if is_one(n) else next(rest) for n in shape)
+        return regrouped
 
-    def _fit(self, axes: list[int | None], shape: Sequence[Size]) -> Axes:
-        """Finds axes for dimensions that have none yet: of the same size, not used by another."""
+    def _regroup(self, through: Sequence[int], shape: Sequence[Size]) -> Axes | None:
+        """Axes for the dimensions of a shape that runs through some axes, one behind the other; None if it cannot."""
+        found = regroup([self.domain[a] for a in through], [n for n in shape if not is_one(n)])
+        if found is None:
+            return None
+        pieces, counts = found
+        cut = self._cut({axis: sizes for axis, sizes in zip(through, pieces, strict=True) if len(sizes) > 1})
+        rest, taken = iter([piece for axis in through for piece in cut[axis]]), iter(counts)
+        return tuple(() if is_one(n) else tuple(next(rest) for _ in range(next(taken))) for n in shape)
+
+    def _cut(self, sizes: dict[int, list[Size]]) -> dict[int, tuple[int, ...]]:
+        """Replaces axes by several; what each axis has become."""
+        for member in self.nodes:
+            if member.target is CONCATENATION and sizes.keys() & self.axes[member][dimension(member)]:
+                raise DoesNotFuse("a view splits the dimension along which the kernel concatenates")
+        became: dict[int, tuple[int, ...]] = {}
+        domain: list[Size] = []
+        for axis, size in enumerate(self.domain):
+            pieces = sizes.get(axis, [size])
+            became[axis] = tuple(range(len(domain), len(domain) + len(pieces)))
+            domain += pieces
+
+        def renamed(axes: Axes) -> Axes:
+            return tuple(tuple(piece for axis in run for piece in became[axis]) for run in axes)
+
+        if sizes:
+            self.domain = domain
+            self.axes = {member: renamed(axes) for member, axes in self.axes.items()}
+            self.read_axes = {read: renamed(axes) for read, axes in self.read_axes.items()}
+            if self.reduced is not None:
+                self.reduced = frozenset(piece for axis in self.reduced for piece in became[axis])
+        return became
+
+    def _fit(self, axes: list[tuple[int, ...]], shape: Sequence[Size]) -> Axes:
+        """Finds axes for dimensions that have none yet: of the same size together, not used by another."""
         for dim in range(len(shape) - 1, -1, -1):
-            if axes[dim] is None and not is_one(shape[dim]):
-                free = [a for a in range(len(self.domain)) if a not in axes and same(self.domain[a], shape[dim])]
-                if not free:
+            if not axes[dim] and not is_one(shape[dim]):
+                axes[dim] = self._free_run(set(_flat(axes)), shape[dim])
+                if not axes[dim]:
                     raise DoesNotFuse(f"shape {list(shape)} does not fit the loops over {self.domain}")
-                axes[dim] = free[-1]
         return tuple(axes)
+
+    def _free_run(self, used: set[int], size: Size) -> tuple[int, ...]:
+        """The last axis, or the last run of neighbours, of a size and not used; empty if there is none."""
+        count = len(self.domain)
+        for length in range(1, count + 1):
+            for first in range(count - length, -1, -1):
+                run = range(first, first + length)
+                if used.isdisjoint(run) and same(math.prod(self.domain[a] for a in run), size):
+                    return tuple(run)
+        return ()
 
     def _axes_of_pointwise(self, node: Node) -> Axes:
         shape = tensor_of(node).shape
-        axes: list[int | None] = [None] * len(shape)
-        for operand, _ in operands_of(node):
-            inside = self.axes_of(operand)
-            if inside is None:
-                continue
-            if node.target is CONCATENATION:
-                raise DoesNotFuse("concatenates what the kernel itself computes")
-            for dim, axis in enumerate(inside, len(shape) - len(inside)):
-                if axis is not None and axes[dim] not in (None, axis):
-                    raise DoesNotFuse("two operands run over different axes")
-                axes[dim] = axis if axis is not None else axes[dim]
+        operands = [operand for operand, _ in operands_of(node) if self.computes(operand)]
         if not self.nodes:
-            self.domain = [n for n in shape if not is_one(n)]
-            numbers = iter(range(len(self.domain)))
-            return tuple(None if is_one(n) else next(numbers) for n in shape)
-        fitted = self._fit(axes, shape)
-        self._require_whole({a for a in fitted if a is not None})
+            return self._found(shape)
+        if operands and node.target is CONCATENATION:
+            raise DoesNotFuse("concatenates what the kernel itself computes")
+        for operand in operands:
+            self._axes_inside(operand)  # cuts all that are to be cut before the first is used
+        axes: list[tuple[int, ...]] = [()] * len(shape)
+        for operand in operands:
+            inside = self._axes_inside(operand) or ()
+            for dim, run in enumerate(inside, len(shape) - len(inside)):
+                if run and axes[dim] not in ((), run):
+                    raise DoesNotFuse("two operands run over different axes")
+                axes[dim] = run or axes[dim]
+        fitted = self._fit_anywhere(shape) if not operands else self._fit(axes, shape)
+        self._require_whole(set(_flat(fitted)))
+        if node.target is CONCATENATION and len(fitted[dimension(node)]) != 1:
+            raise DoesNotFuse("concatenates along a dimension that a view splits or joins")
         return fitted
+
+    def _found(self, shape: Sequence[Size]) -> Axes:
+        """The axes of the first tensor: one a dimension."""
+        self.domain = [n for n in shape if not is_one(n)]
+        numbers = iter(range(len(self.domain)))
+        return tuple(() if is_one(n) else (next(numbers),) for n in shape)
+
+    def _fit_anywhere(self, shape: Sequence[Size]) -> Axes:
+        """Axes for a tensor that takes nothing of the kernel's."""
+        try:
+            return self._fit([()] * len(shape), shape)
+        except DoesNotFuse:
+            regrouped = self._regroup(range(len(self.domain)), shape)
+            if regrouped is None:
+                raise
+            return regrouped
 
     def _require_whole(self, used: set[int]) -> None:
         everything = set(range(len(self.domain)))
@@ -196,28 +253,28 @@ class Group:
         operand = node.args[0]
         assert isinstance(operand, Node)
         shape = tensor_of(operand).shape
-        inside = self.axes_of(operand)
+        inside = self._axes_inside(operand)
         if inside is None:
             if self.nodes:
                 raise DoesNotFuse("reduces a tensor that is in memory")
-            self.domain = [n for n in shape if not is_one(n)]
-            numbers = iter(range(len(self.domain)))
-            inside = tuple(None if is_one(n) else next(numbers) for n in shape)
+            inside = self.read_axes[node, operand] = self._found(shape)
         dims = reduced_dims(node, len(shape))
-        folded = frozenset(axis for d in dims if (axis := inside[d]) is not None)
+        folded = frozenset(axis for d in dims for axis in inside[d])
         if self.reduced not in (None, folded):
             raise DoesNotFuse("reduces over other axes than the kernel does")
         if not folded:
             raise DoesNotFuse("reduces dimensions of size 1 only")
-        if not folded <= {a for a in inside if a is not None}:
-            raise DoesNotFuse("reduces a value that is reduced already")
         self.reduced = folded
-        self._require_whole({a for a in inside if a is not None})
+        self._require_whole(set(_flat(inside)))
         for member in self.nodes:
-            self._require_whole({a for a in self.axes[member] if a is not None})
+            self._require_whole(set(_flat(self.axes[member])))
         if len(tensor_of(node).shape) == len(shape):
-            return tuple(None if d in dims else axis for d, axis in enumerate(inside))
-        return tuple(axis for d, axis in enumerate(inside) if d not in dims)
+            return tuple(() if d in dims else run for d, run in enumerate(inside))
+        return tuple(run for d, run in enumerate(inside) if d not in dims)
+
+
+def _flat(axes: Sequence[tuple[int, ...]]) -> list[int]:
+    return [axis for run in axes for axis in run]
 
 
 def _permuted(node: Node, axes: Axes) -> Axes:

@@ -10,20 +10,10 @@ from torch.fx import Node
 from graph_autofusion.dtypes import I32, I64
 from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
 from torchtitan_npu.compile.concatenation import CONCATENATION, Part, dimension
-from torchtitan_npu.compile.group import (
-    PRODUCTS,
-    Axes,
-    Group,
-    Size,
-    is_loaded,
-    is_one,
-    lower_node,
-    operands_of,
-    product_operands,
-    tensor_of,
-)
+from torchtitan_npu.compile.group import Axes, Group, is_loaded, lower_node, operands_of, tensor_of
 from torchtitan_npu.compile.loops import loop_order, merge_axes
-from torchtitan_npu.compile.lowering import REDUCTIONS, tile_dtype
+from torchtitan_npu.compile.lowering import tile_dtype
+from torchtitan_npu.compile.reshapes import Size, is_one
 from torchtitan_npu.compile.views import counts, through_views
 
 
@@ -71,9 +61,9 @@ class _GroupLowering:
 
     def lower(self) -> Lowered:
         reads = [
-            (operand, self._read_strides(operand, consumer, node))
+            (operand, self._read_strides(operand, node))
             for node in self.group.nodes
-            for operand, consumer in self._outer_operands(node)
+            for operand in self._outer_operands(node)
         ]
         counted = [strides for operand, strides in reads if not is_loaded(operand)]
         reads = [(operand, strides) for operand, strides in reads if is_loaded(operand)]
@@ -97,7 +87,7 @@ class _GroupLowering:
                 base = through_views(argument)
                 if base in values and part is None:
                     return values[base]
-                strides = merged.apply(self._read_strides(argument, consumer, member))
+                strides = merged.apply(self._read_strides(argument, member))
                 if counts(base) is not None:
                     return _count(builder, base, strides)
                 use = TensorUse(argument, strides)
@@ -117,38 +107,37 @@ class _GroupLowering:
             builder.store(f"out{position}", values[node], dtype, [_kind(s) for s in merged_strides])
         return Lowered(builder.build(), merged.sizes, tuple(parameters))
 
-    def _outer_operands(self, node: Node) -> list[tuple[Node, Node]]:
-        """Tensors that no member computes, each with the operator that takes it."""
-        outer = [(a, consumer) for a, consumer in operands_of(node) if self.group.axes_of(a) is None]
-        return [(a, c) for a, c in outer if is_loaded(a) or counts(through_views(a)) is not None]
+    def _outer_operands(self, node: Node) -> list[Node]:
+        """Tensors that no member computes."""
+        outer = [operand for operand, _ in operands_of(node) if not self.group.computes(operand)]
+        return [a for a in outer if is_loaded(a) or counts(through_views(a)) is not None]
 
     def _cat_axis(self, concatenation: Node) -> int:
-        axis = self.group.axes[concatenation][dimension(concatenation)]
-        assert axis is not None
+        (axis,) = self.group.axes[concatenation][dimension(concatenation)]
         return axis
 
     def _alone(self, axis: int) -> tuple[int, ...]:
         """Strides that let an axis merge with no other: windows are intervals of it."""
         return tuple(int(a == axis) for a in range(len(self.sizes)))
 
-    def _read_strides(self, operand: Node, consumer: Node, member: Node) -> tuple[int, ...]:
+    def _read_strides(self, operand: Node, member: Node) -> tuple[int, ...]:
         """Strides along the domain's axes of what a member, or an operator in a part of it, takes from memory."""
-        consumer_axes = self.group.axes[member]
-        if consumer.target in PRODUCTS and operand in product_operands(consumer):
-            consumer_axes = (None, 1) if operand is product_operands(consumer)[0] else (1, 0)
-        if consumer.target in REDUCTIONS:
-            numbers = iter(range(len(self.sizes)))
-            shape = tensor_of(operand).shape
-            consumer_axes = tuple(None if is_one(n) else next(numbers) for n in shape)
-        rank = len(tensor_of(operand).shape)
-        return self._strides(operand, consumer_axes[len(consumer_axes) - rank :])
+        axes = self.group.read_axes.get((member, operand))
+        if axes is None:
+            axes = self.group.axes[member]
+            axes = axes[len(axes) - len(tensor_of(operand).shape) :]
+        return self._strides(operand, axes)
 
     def _strides(self, node: Node, axes: Axes) -> tuple[int, ...]:
         tensor = tensor_of(node)
         strides = [0] * len(self.sizes)
-        for size, stride, axis in zip(tensor.shape, tensor.stride(), axes, strict=True):
-            if axis is not None and not is_one(size):
-                strides[axis] = self.number_of(stride)
+        for size, stride, run in zip(tensor.shape, tensor.stride(), axes, strict=True):
+            if is_one(size):
+                continue
+            step = self.number_of(stride)
+            for axis in reversed(run):
+                strides[axis] = step
+                step *= self.sizes[axis]
         return tuple(strides)
 
 

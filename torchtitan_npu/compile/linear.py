@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchtitan_npu.compile.group import is_one, same
 from torchtitan_npu.compile.lowering import POINTWISE, REDUCTIONS
 from torchtitan_npu.compile.passes import replace, tensor
+from torchtitan_npu.compile.reshapes import is_one, same
 from torchtitan_npu.compile.views import VIEWS
 
 aten = torch.ops.aten
