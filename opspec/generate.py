@@ -30,8 +30,9 @@ ARG_TAG = {
     "Tensor": "Tensor", "Tensor?": "OptionalTensor", "Tensor!": "OutTensor", "Tensor!?": "OptionalOutTensor",
     "Tensor^": "DynamicTensor", "Tensor[]": "TensorList", "Tensor?[]": "TensorList", "Tensor![]": "OutTensorList",
     "Scalar": "Scalar", "Scalar?": "OptionalScalar", "Scalar[]": "ScalarList", "int[]": "IntArray",
-    "int[]?": "OptionalIntArray", "bool[]": "BoolArray", "float[]": "FloatArray", "bool": "Bool", "int": "Int",
-    "int32": "Int32", "int8": "Int8", "float": "Float", "float32": "Float32", "dtype": "Dtype", "str": "String",
+    "int[]?": "OptionalIntArray", "bool[]": "BoolArray", "bool[]?": "OptionalBoolArray", "float[]": "FloatArray",
+    "bool": "Bool", "int": "Int", "int32": "Int32", "int8": "Int8", "float": "Float", "float32": "Float32",
+    "dtype": "Dtype", "str": "String",
 }  # fmt: skip
 
 # Arguments that an executor holds in another type than the ABI has.

@@ -65,6 +65,7 @@ C_TYPES: dict[str, CType] = {
     "int[]": CType("const aclIntArray*", "at::IntArrayRef"),
     "int[]?": CType("const aclIntArray*", "at::OptionalIntArrayRef"),
     "bool[]": CType("const aclBoolArray*", "const std::vector<bool>&"),
+    "bool[]?": CType("const aclBoolArray*", "const std::vector<bool>&"),  # empty: null
     "float[]": CType("const aclFloatArray*", "at::ArrayRef<float>"),
     "bool": CType("bool", "bool"),
     "int": CType("int64_t", "int64_t"),

@@ -132,6 +132,14 @@ struct BoolArray {
   static const std::vector<bool>& host(const Held& h) { return h.get()->values; }
 };
 
+/// Empty for null.
+struct OptionalBoolArray : BoolArray {
+  static const std::vector<bool>& host(const Held& h) {
+    static const std::vector<bool> none;
+    return h.get() == nullptr ? none : BoolArray::host(h);
+  }
+};
+
 struct FloatArray {
   using Abi = const aclFloatArray*;
   using Held = Ref<const aclFloatArray>;

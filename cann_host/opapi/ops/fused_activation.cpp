@@ -190,4 +190,17 @@ void InterleaveRope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   rotate(halves, cos, sin, /*interleaved=*/false, /*transposed=*/false, out);
 }
 
+void MaskedSoftmaxWithRelPosBias(const at::Tensor& x, const std::optional<at::Tensor>& attenMaskOptional,
+                                 const at::Tensor& relativePosBias, double scaleValue, int64_t,
+                                 at::Tensor& out) {
+  const int64_t heads = x.size(-3), rows = x.size(-2), columns = x.size(-1);
+  const int64_t windows = attenMaskOptional.has_value() ? attenMaskOptional->numel() / (rows * columns) : 1;
+  auto scores = x.to(at::kFloat).reshape({-1, windows, heads, rows, columns}) * scaleValue;
+  if (attenMaskOptional.has_value()) {
+    scores = scores + attenMaskOptional->to(at::kFloat).reshape({1, windows, 1, rows, columns});
+  }
+  scores = scores + relativePosBias.to(at::kFloat).reshape({1, 1, heads, rows, columns});
+  out.copy_(scores.softmax(-1).view(out.sizes()));
+}
+
 }  // namespace cann_host::host

@@ -50,4 +50,18 @@ void FusedMatmul(const at::Tensor& x, const at::Tensor& x2, const Optional& bias
   }
 }
 
+void TransposeBatchMatMul(const at::Tensor& x1, const at::Tensor& x2, const std::optional<at::Tensor>& bias,
+                          const std::optional<at::Tensor>& scale, at::IntArrayRef permX1,
+                          at::IntArrayRef permX2, at::IntArrayRef permY, int8_t, int32_t batchSplitFactor,
+                          at::Tensor& out) {
+  TORCH_CHECK(!bias.has_value() && !scale.has_value(), "bias and scale are not in cann_host");
+  TORCH_CHECK(permY == at::IntArrayRef({1, 0, 2}), "permY is ", permY, "; CANN has [1, 0, 2]");
+  const auto product = at::matmul(exact(x1.permute(permX1)), exact(x2.permute(permX2))).permute(permY);
+  if (batchSplitFactor > 1) {
+    out.copy_(product.reshape({product.size(0), batchSplitFactor, -1}).transpose(0, 1));
+  } else {
+    out.copy_(product);
+  }
+}
+
 }  // namespace cann_host::host

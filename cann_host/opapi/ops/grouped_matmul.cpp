@@ -1,4 +1,5 @@
 // Products of groups: floating, with int8 or int4 weights, or all of it in int8.
+#include "cann_host/opapi/groups.h"
 #include "cann_host/opapi/quantized.h"
 #include "opapi/host_functions.h"
 
@@ -6,29 +7,6 @@ namespace cann_host::host {
 namespace {
 
 using List = std::vector<at::Tensor>;
-
-/// A range of rows (or, for group type 2, of the inner dimension) and the weight that it meets.
-struct Group {
-  int64_t number, begin, end;
-};
-
-/// groupListType 0: where each group ends; 1: how long it is; 2: [number, length] of those that are not
-/// empty.
-std::vector<Group> groups_of(const at::Tensor& list, int64_t type) {
-  TORCH_CHECK(0 <= type && type <= 2, "groupListType is ", type, "; known: 0, 1, 2");
-  const auto values = list.contiguous();
-  const auto* value = values.const_data_ptr<int64_t>();
-  std::vector<Group> groups;
-  int64_t begin = 0;
-  for (int64_t i = 0; i < values.size(0); ++i) {
-    const int64_t number = type == 2 ? value[2 * i] : i;
-    const int64_t end = type == 0 ? value[i] : begin + value[type == 2 ? 2 * i + 1 : i];
-    TORCH_CHECK(begin <= end, "groupList: group ", i, " starts at ", begin, " and ends at ", end);
-    groups.push_back({number, begin, end});
-    begin = end;
-  }
-  return groups;
-}
 
 /// What of a parameter belongs to a group: its own tensor of a list, or its row of one tensor for all.
 std::optional<at::Tensor> of_group(const List& parameter, int64_t group, int64_t rank) {
@@ -152,6 +130,21 @@ void GroupedMatmulV4(const List& x, const List& weight, const List& bias, const 
                  one_out ? rows(out[0]) : out[g.number]);
   }
   if (out.size() == 1) out[0].slice(0, groups.empty() ? 0 : groups.back().end).zero_();  // rows of no group
+}
+
+void GroupedMatmul(const List& x, const List& weight, const List& bias, const List& scale, const List& offset,
+                   const List& antiquantScale, const List& antiquantOffset,
+                   at::OptionalIntArrayRef groupListOptional, int64_t splitItem, List& out) {
+  std::vector<int64_t> ends;
+  if (groupListOptional.has_value()) {
+    ends = groupListOptional->vec();
+  } else if (splitItem >= 2) {  // one result of several products
+    for (const auto& part : x) ends.push_back((ends.empty() ? 0 : ends.back()) + part.size(0));
+  }
+  const auto list = ends.empty() ? std::nullopt : std::optional(at::tensor(ends, at::kLong));
+  List none;
+  GroupedMatmulV4(x, weight, bias, scale, offset, antiquantScale, antiquantOffset, {}, list, {}, {}, {},
+                  splitItem, list.has_value() ? 0 : -1, 0, 0, out, none, none);
 }
 
 }  // namespace cann_host::host

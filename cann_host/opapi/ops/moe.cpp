@@ -13,6 +13,16 @@ std::pair<at::Tensor, at::Tensor> largest(const at::Tensor& values, int64_t k) {
   return {sorted.slice(-1, 0, k), order.slice(-1, 0, k)};
 }
 
+/// Scores of the `kept` best of `count` groups of experts, -inf in the others. mode 0: a group counts by its
+/// best expert, 1: by its two best.
+at::Tensor within_groups(const at::Tensor& scores, int64_t count, int64_t kept, int64_t mode) {
+  if (count <= 1) return scores;
+  const auto groups = scores.unflatten(-1, {count, -1});
+  const auto strength = mode == 0 ? groups.amax(-1) : largest(groups, 2).first.sum(-1);
+  const auto hidden = at::ones_like(strength, at::kBool).scatter_(-1, largest(strength, kept).second, false);
+  return groups.masked_fill(hidden.unsqueeze(-1), -std::numeric_limits<double>::infinity()).flatten(-2);
+}
+
 /// Where each element of a permutation stands.
 at::Tensor inverse_of(const at::Tensor& order) {
   return at::empty_like(order).scatter_(0, order, at::arange(order.numel(), order.options()));
@@ -79,20 +89,42 @@ void MoeGatingTopKSoftmax(const at::Tensor& x, const Optional& finishedOptional,
   rowIdxOut.copy_(at::arange(rows * k, at::kLong).view({k, rows}).t().reshape(rowIdxOut.sizes()));
 }
 
+void MoeGatingTopKSoftmaxV2(const at::Tensor& x, const Optional& finishedOptional, int64_t k, int64_t renorm,
+                            bool outputSoftmaxResultFlag, at::Tensor& yOut, at::Tensor& expertIdxOut,
+                            at::Tensor& softmaxOut) {
+  const auto wide = x.to(at::kFloat);
+  const auto scores = renorm == 0 ? wide.softmax(-1) : wide;
+  auto [weights, chosen] = largest(scores, k);
+  if (renorm != 0) weights = weights.softmax(-1);
+  if (finishedOptional.has_value()) chosen = chosen.masked_fill(finishedOptional->unsqueeze(-1), x.size(-1));
+  yOut.copy_(weights);
+  expertIdxOut.copy_(chosen);
+  if (outputSoftmaxResultFlag && renorm == 0) softmaxOut.copy_(scores);
+}
+
 void MoeGatingTopK(const at::Tensor& x, const Optional& biasOptional, int64_t k, int64_t kGroup,
                    int64_t groupCount, int64_t groupSelectMode, int64_t renorm, int64_t normType,
                    bool outFlag, double routedScalingFactor, double eps, at::Tensor& yOut,
                    at::Tensor& expertIdxOut, at::Tensor& out) {
+  MoeGatingTopKV2(x, biasOptional, std::nullopt, std::nullopt, k, kGroup, groupCount, groupSelectMode, renorm,
+                  normType, outFlag, routedScalingFactor, eps, yOut, expertIdxOut, out);
+}
+
+void MoeGatingTopKV2(const at::Tensor& x, const Optional& biasOptional, const Optional& inputIdsOptional,
+                     const Optional& tid2eidOptional, int64_t k, int64_t kGroup, int64_t groupCount,
+                     int64_t groupSelectMode, int64_t renorm, int64_t normType, bool outFlag,
+                     double routedScalingFactor, double eps, at::Tensor& yOut, at::Tensor& expertIdxOut,
+                     at::Tensor& out) {
+  TORCH_CHECK(inputIdsOptional.has_value() == tid2eidOptional.has_value(),
+              "inputIds and tid2eid belong together");
   const auto scores = normType == 0 ? x.to(at::kFloat).softmax(-1) : x.to(at::kFloat).sigmoid();
-  auto ranked = biasOptional.has_value() ? scores + *biasOptional : scores;
-  if (groupCount > 1) {
-    const auto groups = ranked.unflatten(-1, {groupCount, -1});
-    const auto strength = groupSelectMode == 0 ? groups.amax(-1) : largest(groups, 2).first.sum(-1);
-    const auto hidden =
-        at::ones_like(strength, at::kBool).scatter_(-1, largest(strength, kGroup).second, false);
-    ranked = groups.masked_fill(hidden.unsqueeze(-1), -std::numeric_limits<double>::infinity()).flatten(-2);
+  at::Tensor chosen;
+  if (tid2eidOptional.has_value()) {
+    chosen = tid2eidOptional->index_select(0, inputIdsOptional->to(at::kLong)).to(at::kLong);
+  } else {
+    const auto ranked = biasOptional.has_value() ? scores + *biasOptional : scores;
+    chosen = largest(within_groups(ranked, groupCount, kGroup, groupSelectMode), k).second;
   }
-  const auto chosen = largest(ranked, k).second;
   auto weights = scores.gather(-1, chosen);
   if (normType == 1 || renorm == 1) weights = weights / (weights.sum(-1, true) + eps);
   yOut.copy_(weights * routedScalingFactor);
