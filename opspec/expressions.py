@@ -23,9 +23,13 @@ SCALAR_TYPE = {
 # Functions of torch_npu/csrc that return sizes; they are templates over Int.
 SIZE_FUNCTIONS = {
     "attention_shape", "halved", "inference_shape", "quant_product_shape", "repeat_one", "statistics_shape",
+    "transposed_product_shape",
 }  # fmt: skip
 # The same for one size.
-COUNT_FUNCTIONS = {"active_rows", "finalized_rows", "kept_tokens", "packed_convolution_bytes", "whole_number"}
+COUNT_FUNCTIONS = {
+    "active_rows", "finalized_rows", "kept_tokens", "last_size", "packed_convolution_bytes", "permuted_size",
+    "positive_or", "routed_rows", "size_at", "whole_number",
+}  # fmt: skip
 
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%"}
 _COMPARISON = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}

@@ -144,6 +144,11 @@ class NpuOp:
         """Arguments that are lists of tensors."""
         return [b.name for b in self.arguments if "TensorList" in b.type]
 
+    @property
+    def required_lists(self) -> list[str]:
+        """Those of them that are always given."""
+        return [n for n in self.lists if "optional" not in self.type_of(n)]
+
     def type_of(self, name: str) -> str:
         for b in self.arguments:
             if b.name == name:

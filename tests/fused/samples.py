@@ -31,6 +31,12 @@ def places(count: int) -> Tensor:
     return torch.randperm(count).int()
 
 
+def routing_map(tokens: int, experts: int) -> Tensor:
+    """Two experts for each token."""
+    chosen = torch.rand(tokens, experts).topk(2).indices
+    return torch.zeros(tokens, experts, dtype=torch.bool).scatter(1, chosen, True)
+
+
 def angles(*shape: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines whose halves are equal."""
     half = r(*shape[:-1], shape[-1] // 2)
@@ -87,6 +93,19 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     "npu_scaled_masked_softmax_backward": lambda: call(
         r(2, 3, 5, 7), positive(2, 3, 5, 7), torch.rand(2, 1, 5, 7) < 0.3, 0.5, False
     ),
+    "npu_masked_softmax_with_rel_pos_bias": lambda: call(r(6, 4, 5, 7), r(3, 5, 7), r(4, 5, 7), 0.5),
+    "npu_swiglu_quant": lambda: call(
+        r(5, 24), smooth_scales=positive(2, 12), group_index=torch.tensor([2, 5], dtype=torch.int32), quant_mode=1
+    ),
+    "npu_gelu_quant": lambda: call(r(5, 16)),
+    "npu_clipped_swiglu": lambda: call(r(5, 24), group_index=torch.tensor([1, 3])),
+    "npu_group_quant": lambda: call(r(5, 16), r(2, 16) * 20, torch.tensor([2, 5])),
+    "npu_quant_scatter_": lambda: call(
+        int8(3, 9, 16), whole(6, 2, dtype=torch.int32), r(2, 4, 16).half(), positive(16) / 20
+    ),
+    "npu_quant_scatter": lambda: call(
+        int8(3, 9, 16), whole(6, 2, dtype=torch.int32), r(2, 4, 16).half(), positive(16) / 20
+    ),
     # attention
     "npu_fusion_attention": lambda: call(*heads(), 4, "BNSD", scale=0.25),
     "npu_fusion_attention_grad": attention_gradient,
@@ -120,6 +139,10 @@ SAMPLES: dict[str, Callable[[], Call]] = {
         logits_max=positive(5) * 5, sum_exp_logits=positive(5),
     ),
     "npu_top_k_top_p": lambda: call(r(4, 20), torch.rand(4), whole(20, 4, low=1, dtype=torch.int32)),
+    "npu_top_k_top_p_candidates": lambda: call(
+        r(4, 20), whole(20, 4, dtype=torch.int32), torch.rand(4), positive(4, 20)
+    ),
+    "npu_top_k_top_p_sample": lambda: call(r(4, 20), whole(20, 4, dtype=torch.int32), torch.rand(4), positive(4, 20)),
     "npu_scatter_pa_kv_cache": lambda: call(
         r(5, 2, 16), r(5, 2, 16), torch.zeros(3, 2, 4, 16), torch.zeros(3, 2, 4, 16), torch.randperm(12)[:5]
     ),
@@ -130,6 +153,7 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     "npu_fused_matmul": lambda: call(r(5, 9), r(9, 7), bias=r(7), fused_op_type="relu"),
     "npu_linear_activation": lambda: call(r(5, 9), r(7, 9), r(7), "silu"),
     "npu_ffn": lambda: call(r(5, 9), r(9, 12), r(6, 8), "swiglu"),
+    "npu_transpose_batchmatmul": lambda: call(r(5, 4, 6), r(4, 6, 3), perm_x1=[1, 0, 2]),
     "npu_bmmV2": lambda: call(r(2, 5, 9), r(2, 9, 4), []),
     "npu_transpose": lambda: call(r(2, 3, 4), [2, 0, 1]),
     "npu_confusion_transpose": lambda: call(r(2, 3, 4, 5), [0, 2, 1, 3], [2, 4, 15], True),
@@ -159,7 +183,53 @@ SAMPLES: dict[str, Callable[[], Call]] = {
         [r(9, 5)], [r(3, 5, 4)], group_list=torch.cat((whole(10, 2).sort().values, torch.tensor([9]))), group_type=0,
         split_item=3,
     ),
+    "npu_moe_gating_top_k_backward": lambda: call(
+        torch.rand(6, 8), r(6, 2), whole(8, 6, 2, dtype=torch.int32), norm_type=1
+    ),
+    "npu_moe_gating_top_k_softmax_v2": lambda: call(r(6, 9), k=3, output_softmax=True),
+    "npu_moe_token_permute_with_routing_map": lambda: call(
+        r(7, 12), routing_map(7, 5), probs=r(7, 5), num_out_tokens=14
+    ),
+    "npu_moe_token_permute_with_routing_map_grad": lambda: call(
+        r(14, 12), r(14), places(14), routing_map(7, 5), 5, 7, False
+    ),
+    "_npu_moe_token_unpermute_with_routing_map": lambda: call(
+        r(14, 12), places(14), [7, 12], probs=r(7, 5), routing_map=routing_map(7, 5)
+    ),
+    "npu_moe_token_unpermute_with_routing_map": lambda: call(
+        r(15, 12), whole(7, 15, dtype=torch.int32), [7, 12], probs=r(7, 5), drop_and_pad=True
+    ),
+    "npu_moe_token_unpermute_with_routing_map_grad": lambda: call(
+        r(7, 12), places(14), places(14), routing_map(7, 5), r(14, 12), r(7, 5), False, [7, 12]
+    ),
+    "npu_moe_re_routing": lambda: call(
+        r(13, 4).half(), torch.tensor([[2, 0, 3], [1, 4, 0], [0, 1, 2]]), per_token_scales=r(13)
+    ),
+    "npu_moe_init_routing": lambda: call(r(7, 12), places(21).view(7, 3), whole(4, 7, 3, dtype=torch.int32), 5),
+    "npu_grouped_matmul_add": lambda: call(r(2, 5, 4), r(9, 5).half(), r(9, 4).half(), torch.tensor([4, 9])),
+    "npu_grouped_matmul_add_": lambda: call(r(2, 5, 4), r(9, 5).half(), r(9, 4).half(), torch.tensor([4, 9])),
+    "npu_grouped_matmul_finalize_routing": lambda: call(
+        int8(9, 16), int8(2, 16, 8), torch.tensor([4, 5]), scale=positive(2, 8), pertoken_scale=positive(9), logit=r(9),
+        row_index=places(9), shared_input=r(3, 8).bfloat16(),
+    ),
+    "npu_grouped_matmul_swiglu_quant": lambda: call(
+        int8(9, 16), int8(2, 16, 8), torch.tensor([4, 9]), positive(2, 8), positive(9)
+    ),
+    "npu_grouped_matmul_swiglu_quant_v2": lambda: call(
+        int8(9, 16), [int8(2, 16, 8)], [positive(2, 8)], positive(9), torch.tensor([4, 9])
+    ),
     # norm
+    "npu_rms_norm_quant": lambda: call(r(3, 16), r(16), r(16), positive(1) * 20, r(1)),
+    "npu_add_rms_norm_quant": lambda: call(r(3, 33), r(3, 33), r(33), positive(33), None, r(33)),
+    "npu_add_rms_norm_dynamic_quant": lambda: call(
+        r(3, 33), r(3, 33), r(33), smooth_scale1=positive(33), smooth_scale2=positive(33)
+    ),
+    "npu_add_rms_norm_v2": lambda: call(r(3, 33), r(3, 33), r(33)),
+    "npu_add_rms_norm_v2_functional": lambda: call(r(3, 33), r(3, 33), r(33)),
+    "npu_group_norm_swish": lambda: call(r(2, 6, 5), 3, r(6), r(6)),
+    "npu_group_norm_swish_grad": lambda: call(
+        r(2, 6, 5), r(2, 6, 5), 3, r(6), r(6), r(2, 3), positive(2, 3), [True, True, True]
+    ),
     "npu_rms_norm": lambda: call(r(3, 33), r(33)),
     "npu_rms_norm_backward": lambda: call(r(3, 33), r(3, 33), r(33), positive(3, 1)),
     "npu_gemma_rms_norm": lambda: call(r(3, 33), r(33)),

@@ -14,7 +14,9 @@ from opspec.npu import npu_ops
 INDIRECT = {
     "fast_gelu", "npu_add_layer_norm_backward", "npu_cross_entropy_loss_backward", "npu_deep_norm_backward",
     "npu_fast_gelu_backward", "npu_fusion_attention_grad", "npu_fusion_attention_grad_v2", "npu_geglu_grad",
-    "npu_gelu_backward", "npu_layer_norm_eval", "npu_moe_token_permute_grad", "npu_moe_token_unpermute_grad",
+    "npu_gelu_backward", "npu_group_norm_swish_grad", "npu_layer_norm_eval", "npu_moe_gating_top_k_backward",
+    "npu_moe_token_permute_grad", "npu_moe_token_permute_with_routing_map_grad", "npu_moe_token_unpermute_grad",
+    "npu_moe_token_unpermute_with_routing_map_grad", "npu_top_k_top_p_candidates",
     "npu_reshape", "npu_rms_norm_backward", "npu_rotary_mul_backward", "npu_rotary_mul_backward_input",
     "npu_scaled_masked_softmax_backward", "npu_swiglu_backward",
 }  # fmt: skip

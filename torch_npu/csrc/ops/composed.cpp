@@ -29,6 +29,21 @@ at::Tensor slice_block(const at::Tensor& self, at::IntArrayRef offsets, at::IntA
   return block.contiguous();
 }
 
+std::tuple<at::Tensor, at::Tensor> top_k_top_p_sample(
+    const at::Tensor& logits, const at::Tensor& top_k, const at::Tensor& top_p,
+    const std::optional<at::Tensor>& q, double eps, bool is_need_logits, int64_t top_k_guess,
+    const std::optional<at::Tensor>& min_ps, int64_t ks_max, bool input_is_logits,
+    const std::optional<c10::string_view>& post_sample, const std::optional<at::Generator>& generator) {
+  const bool draws = is_one_of(post_sample, "multiNomial");
+  auto [selected, visible, classes, probabilities] = call::npu_top_k_top_p_candidates(
+      logits, top_k, top_p, q, eps, is_need_logits, top_k_guess, min_ps, ks_max, input_is_logits, draws);
+  if (draws) {
+    const auto place = at::multinomial(probabilities, 1, /*replacement=*/true, generator);
+    selected = classes.gather(1, place).flatten();
+  }
+  return {selected, visible};
+}
+
 bool quantized_dtype(int64_t dtype, bool divides) {
   const auto is = [dtype](std::initializer_list<at::ScalarType> types) {
     return std::any_of(types.begin(), types.end(), [&](auto t) { return static_cast<int64_t>(t) == dtype; });

@@ -44,6 +44,29 @@ at::Tensor slice_block(const at::Tensor& self, at::IntArrayRef offsets, at::IntA
 
 inline bool is_true(const std::optional<bool>& flag) { return flag.value_or(false); }
 
+inline int64_t number_or_zero(const std::optional<int64_t>& number) { return number.value_or(0); }
+
+/// A positive number as a size, else the other size.
+template <class Int>
+Int positive_or(const std::optional<int64_t>& number, Int other) {
+  return number_or_zero(number) > 0 ? Int(*number) : std::move(other);
+}
+
+/// An entry of a list of sizes that is an argument.
+template <class Int>
+Int size_at(at::IntArrayRef list, int64_t index) {
+  return Int(entry<int64_t>(list, index));
+}
+
+inline bool is_or_none(const std::optional<at::ScalarType>& dtype, at::ScalarType expected) {
+  return !dtype.has_value() || *dtype == expected;
+}
+
+template <class... Text>
+bool is_one_of(const std::optional<c10::string_view>& text, Text... known) {
+  return text.has_value() && ((*text == known) || ...);
+}
+
 /// Whether npu_scatter_pa_kv_cache knows the layout of a cache.
 inline bool scatters_to(const std::optional<c10::string_view>& mode) {
   return !mode.has_value() || *mode == "Norm" || *mode == "PA_NZ";
@@ -89,6 +112,55 @@ Int finalized_rows(const at::Tensor& rows, const std::optional<at::Tensor>& scal
   return given(scales) ? shape_of<Int>(*scales)[0] : count_of<Int>(rows);
 }
 
+/// How many rows npu_moe_token_permute_with_routing_map gives: a multiple of the tokens, or of the experts.
+template <class Int>
+Int routed_rows(const at::Tensor& tokens, const at::Tensor& routing_map,
+                const std::optional<int64_t>& num_out_tokens, bool drop_and_pad) {
+  const Int step = entry<Int>(shape_of<Int>(routing_map), drop_and_pad ? 1 : 0);
+  const Int wanted = num_out_tokens.has_value() ? Int(*num_out_tokens) : entry<Int>(shape_of<Int>(tokens), 0);
+  return step == Int(0) ? Int(0) : wanted / step * step;
+}
+
+/// A list of one tensor with that many dimensions.
+inline bool one_of_rank(at::TensorList list, int64_t rank) {
+  return list.size() == 1 && list[0].dim() == rank;
+}
+template <class Int>
+Int last_size(at::TensorList list) {
+  return entry<Int>(shape_of<Int>(list[0]), -1);
+}
+
+// ---- npu_transpose_batchmatmul
+
+/// Whether the order (none: that of the dimensions) is a, b, c.
+inline bool permutes(at::OptionalIntArrayRef order, int64_t a, int64_t b, int64_t c) {
+  const std::array<int64_t, 3> plain{0, 1, 2}, expected{a, b, c};
+  return order.value_or(plain) == at::IntArrayRef(expected);
+}
+
+template <class Int>
+Int permuted_size(const at::Tensor& tensor, at::OptionalIntArrayRef order, int64_t place) {
+  return entry<Int>(shape_of<Int>(tensor), order.has_value() ? (*order)[place] : place);
+}
+
+/// [B, M, K] by [B, K, N].
+inline bool batches_fit(const at::Tensor& input, const at::Tensor& weight, at::OptionalIntArrayRef perm_x1,
+                        at::OptionalIntArrayRef perm_x2) {
+  using Int = c10::SymInt;
+  return permuted_size<Int>(input, perm_x1, 0) == permuted_size<Int>(weight, perm_x2, 0) &&
+         permuted_size<Int>(input, perm_x1, 2) == permuted_size<Int>(weight, perm_x2, 1);
+}
+
+template <class Int>
+SizeList<Int> transposed_product_shape(const at::Tensor& input, const at::Tensor& weight,
+                                       at::OptionalIntArrayRef perm_x1, at::OptionalIntArrayRef perm_x2,
+                                       const std::optional<int64_t>& split) {
+  const Int batches = permuted_size<Int>(input, perm_x1, 0), rows = permuted_size<Int>(input, perm_x1, 1);
+  const Int columns = permuted_size<Int>(weight, perm_x2, 2);
+  if (split.value_or(1) == 1) return SizeList<Int>().append(rows).append(batches).append(columns);
+  return SizeList<Int>().append(Int(*split)).append(rows).append(batches * columns / Int(*split));
+}
+
 // ---- Quantization
 
 inline constexpr int64_t kInt4 = static_cast<int64_t>(at::ScalarType::QUInt4x2);
@@ -96,6 +168,7 @@ inline constexpr int64_t kInt4InInt32 = 8;
 inline constexpr int64_t kAclInt8 = 2;  // aclDataType
 
 inline bool int4(std::optional<int64_t> dtype) { return dtype.has_value() && *dtype == kInt4; }
+inline bool int4(const std::optional<at::ScalarType>& dtype) { return dtype == at::ScalarType::QUInt4x2; }
 inline bool dynamic_dtype(std::optional<int64_t> dtype) {
   return !dtype.has_value() || *dtype == static_cast<int64_t>(at::kChar) || *dtype == kInt4;
 }
@@ -127,6 +200,22 @@ SizeList<Int> quant_product_shape(const at::Tensor& a, const at::Tensor& b) {
       .append(entry<Int>(shape_of<Int>(a), -2))
       .append(unpacked_size<Int>(b, -1));
 }
+
+/// Whether npu_add_rms_norm_dynamic_quant gives its result 0 or 1.
+inline bool quantizes(const std::optional<std::array<bool, 2>>& mask, const std::optional<at::Tensor>& scale1,
+                      const std::optional<at::Tensor>& scale2, int64_t result) {
+  if (mask.has_value()) return (*mask)[result];
+  return result == 0 || (given(scale1) && given(scale2));
+}
+
+// ---- Sampling
+
+/// See npu_top_k_top_p_sample.
+std::tuple<at::Tensor, at::Tensor> top_k_top_p_sample(
+    const at::Tensor& logits, const at::Tensor& top_k, const at::Tensor& top_p,
+    const std::optional<at::Tensor>& q, double eps, bool is_need_logits, int64_t top_k_guess,
+    const std::optional<at::Tensor>& min_ps, int64_t ks_max, bool input_is_logits,
+    const std::optional<c10::string_view>& post_sample, const std::optional<at::Generator>& generator);
 
 // ---- Boxes
 
