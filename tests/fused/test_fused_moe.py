@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from operator_case import FLOATS, Case, check, check_gradients
+from tolerance import assert_close
 from torch import Tensor
 
 import torch_npu
@@ -292,6 +293,33 @@ def test_products_of_quantized_matrices() -> None:
     bias = torch.randint(-99, 99, (24,), dtype=torch.int32)
     sums = torch_npu.npu_quant_matmul(x1.npu(), x2.npu(), scale.npu(), bias=bias.npu(), output_dtype=torch.int32)
     assert torch.equal(sums.cpu().long(), exact + bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("inner", [64, 72])
+def test_products_of_int4_in_groups(inner: int, transposed: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x1, x2 = (torch.randint(-8, 8, s, dtype=torch.int32) for s in ((6, inner), (inner, 24)))
+    groups = -(-inner // 32)
+    scale, token = torch.rand(groups, 24) + 0.1, torch.rand(6)
+    offset = torch.randint(-3, 4, (groups, 24)).half()
+    pack = torch_npu.npu_convert_weight_to_int4pack
+    weight = pack(x2.t().contiguous().npu()).t() if transposed else pack(x2.npu())
+    given = {"offset": offset.npu(), "output_dtype": dtype}
+    wide = [t.double().repeat_interleave(32, 0)[:inner] for t in (scale, offset)]
+    expected = x1.double() @ ((x2 - wide[1]) * wide[0]) * token.double()[:, None]
+    for factors in (token, token[:, None]):
+        y = torch_npu.npu_quant_matmul(
+            pack(x1.npu()), weight, scale.npu(), pertoken_scale=factors.npu(), group_sizes=[1, 1, 32], **given
+        )
+        assert_close(y.cpu(), expected, terms=inner)
+    with pytest.raises(ValueError, match=r"group_sizes and a scale .* belong together"):
+        torch_npu.npu_quant_matmul(pack(x1.npu()), weight, scale.npu(), pertoken_scale=token.npu(), **given)
+    with pytest.raises(RuntimeError, match=r"groups of 0, 2 and 32 .* takes \[1, 1, g\]"):
+        torch_npu.npu_quant_matmul(
+            pack(x1.npu()), weight, scale.npu(), pertoken_scale=token.npu(), group_sizes=[0, 2, 32], **given
+        )
 
 
 @pytest.mark.parametrize("one", [False, True])

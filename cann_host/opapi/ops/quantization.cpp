@@ -139,15 +139,45 @@ void TransQuantParamV2(const at::Tensor& scale, const Optional& offset, at::Tens
   out.copy_(bits.view(out.sizes()));
 }
 
+namespace {
+
+/// a ((b - offset) * scale), with a row of offset and scale [k / group, n] for so many rows of b. groupSize:
+/// what a group has of m, n and k, in 16 bits each from the 33rd one down.
+at::Tensor product_in_groups(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale,
+                             const Optional& offset, int64_t groupSize) {
+  const int64_t group = groupSize & 0xffff, rows = groupSize >> 32, columns = groupSize >> 16 & 0xffff;
+  const int64_t inner = b.size(-2);
+  TORCH_CHECK(group > 0 && rows <= 1 && columns <= 1 && scale.dim() == 2 &&
+                  scale.size(0) == (inner + group - 1) / group,
+              "groups of ", rows, ", ", columns, " and ", group, " of m, n and k = ", inner, " with a scale ",
+              scale.sizes(), "; cann_host takes [1, 1, g] and [0, 0, g] with a scale [k / g, n]");
+  const auto of_rows = [&](const at::Tensor& t) {
+    return t.to(at::kFloat).repeat_interleave(group, 0).slice(0, 0, inner);
+  };
+  auto values = b.to(at::kFloat);
+  if (offset.has_value()) values = values - of_rows(*offset);
+  return at::matmul(a.to(at::kFloat), values * of_rows(scale));
+}
+
+}  // namespace
+
 void QuantMatmulV5(const at::Tensor& x1, const at::Tensor& x2, const Optional& x1Scale,
                    const at::Tensor& x2Scale, const Optional& yScale, const Optional& x1Offset,
                    const Optional& x2Offset, const Optional& yOffset, const Optional& bias, bool transposeX1,
                    bool transposeX2, int64_t groupSize, at::Tensor& out) {
-  TORCH_CHECK(!yScale.has_value() && !x1Offset.has_value() && groupSize == 0,
-              "yScale, x1Offset and groups are not in cann_host");
+  TORCH_CHECK(!yScale.has_value() && !x1Offset.has_value(), "yScale and x1Offset are not in cann_host");
   auto a = as_int8(x1), b = as_int8(x2);
   if (transposeX1) a = a.transpose(-1, -2);
   if (transposeX2) b = b.transpose(-1, -2);
+  const auto of_rows = [&](const at::Tensor& scale) {
+    const auto wide = scale.to(at::kFloat);
+    return wide.dim() == 1 ? wide.unsqueeze(-1) : wide;
+  };
+  if (groupSize != 0) {
+    TORCH_CHECK(x1Scale.has_value() && !bias.has_value(), "groups need x1Scale, and take no bias");
+    out.copy_(product_in_groups(a, b, x2Scale, x2Offset, groupSize) * of_rows(*x1Scale));
+    return;
+  }
   auto product = int_product(a, b);
   const bool integer_bias = bias.has_value() && bias->scalar_type() == at::kInt;
   if (integer_bias) product = product + *bias;
@@ -156,7 +186,7 @@ void QuantMatmulV5(const at::Tensor& x1, const at::Tensor& x2, const Optional& x
     return;
   }
   auto result = product.to(at::kFloat) * plain_scale(x2Scale);
-  if (x1Scale.has_value()) result = result * x1Scale->to(at::kFloat).unsqueeze(-1);
+  if (x1Scale.has_value()) result = result * of_rows(*x1Scale);
   if (bias.has_value() && !integer_bias) result = result + bias->to(at::kFloat);
   for (const auto* offset : {&x2Offset, &yOffset}) {
     if (offset->has_value() && (*offset)->numel() > 0) result = result + **offset;
