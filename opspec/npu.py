@@ -339,6 +339,15 @@ class NpuOp:
         return self.row.get("differentiable", self.tensor_returns[:1])
 
     @property
+    def may_be_none(self) -> list[str]:
+        """Results that can be undefined, which autograd does not take: it sees a placeholder instead."""
+        return [n for n in self.tensor_returns if n in self.row.get("none", {})]
+
+    def returned(self, name: str, results: str) -> str:
+        """A result among those of a call, in C++."""
+        return results if len(self.schema.returns) == 1 else f"std::get<{self.return_position(name)}>({results})"
+
+    @property
     def saved_tensors(self) -> list[str]:
         """Arguments and results that formulas mention."""
         used = set().union(*(b.identifiers for b in self.backward))

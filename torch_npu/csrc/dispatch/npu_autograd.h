@@ -3,6 +3,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/OptionalArrayRef.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -41,6 +42,11 @@ inline bool needs_gradient(const std::optional<at::Tensor>& tensor) {
 
 inline std::optional<at::Tensor> given_or_none(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+/// Autograd wants each result to be a tensor: one that is not there is an empty one.
+inline at::Tensor or_placeholder(const at::Tensor& result, const at::Tensor& like) {
+  return result.defined() ? result : at::empty({0}, like.options());
 }
 
 template <class T>
