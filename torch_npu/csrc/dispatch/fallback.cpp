@@ -14,6 +14,7 @@
 #include "torch_npu/csrc/device/generator.h"
 #include "torch_npu/csrc/device/stream.h"
 #include "torch_npu/csrc/dispatch/device_switch.h"
+#include "torch_npu/csrc/dispatch/host_dtypes.h"
 #include "torch_npu/csrc/dispatch/host_view.h"
 #include "torch_npu/csrc/dispatch/layouts.h"
 #include "torch_npu/csrc/dispatch/recorded_fallback.h"
@@ -267,17 +268,38 @@ void FallbackKernel::run_on_copies(const c10::OperatorHandle& op, torch::jit::St
   at::native::cpu_fallback(op, stack);
 }
 
-FallbackKernel& fallback_kernel(const c10::OperatorHandle& op) {
+namespace {
+
+/// A kernel that is also right where ATen's lacks a dtype.
+class ConvertingFallback final : public c10::OperatorKernel {
+ public:
+  explicit ConvertingFallback(const c10::OperatorHandle& op) : kernel(op), dtypes_(host_dtypes(op)) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (dtypes_ != nullptr && call_converted(*dtypes_, op, stack)) return;
+    kernel(op, keys, stack);
+  }
+
+  FallbackKernel kernel;
+
+ private:
+  const HostDtypes* dtypes_;
+};
+
+ConvertingFallback& kernel_of(const c10::OperatorHandle& op) {
   static std::mutex mutex;
-  static ska::flat_hash_map<const c10::FunctionSchema*, std::unique_ptr<FallbackKernel>> kernels;
+  static ska::flat_hash_map<const c10::FunctionSchema*, std::unique_ptr<ConvertingFallback>> kernels;
   const std::lock_guard lock(mutex);
   auto& kernel = kernels[&op.schema()];
-  if (kernel == nullptr) kernel = std::make_unique<FallbackKernel>(op);
+  if (kernel == nullptr) kernel = std::make_unique<ConvertingFallback>(op);
   return *kernel;
 }
 
+}  // namespace
+
+FallbackKernel& fallback_kernel(const c10::OperatorHandle& op) { return kernel_of(op).kernel; }
+
 void boxed_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  fallback_kernel(op)(op, keys, stack);
+  kernel_of(op)(op, keys, stack);
 }
 
 namespace {
@@ -335,6 +357,9 @@ c10::KernelFunction make_unboxed_fallback(const c10::OperatorHandle& op) {
 
 c10::KernelFunction make_fallback(const c10::OperatorHandle& op) {
   using Tensor = const at::Tensor&;
+  if (host_dtypes(op) != nullptr) {
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<ConvertingFallback>(op));
+  }
   if (is_new_tensor_of_tensors(op.schema())) {
     if (op.schema().arguments().size() == 1) return make_unboxed_fallback<Tensor>(op);
     if (op.schema().arguments().size() == 2) return make_unboxed_fallback<Tensor, Tensor>(op);
