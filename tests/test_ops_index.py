@@ -271,3 +271,13 @@ def test_outputs_of_as_many_elements_keep_their_shape(make):
         make(0, 3, 4, out=base.narrow(1, 1, 2))
         results.append(base.cpu())
     torch.testing.assert_close(*results)
+
+
+def test_indices_that_do_not_fit_are_refused_at_once():
+    first, second = positions(0, 1).npu(), positions(0, 1, 2).npu()
+    with pytest.raises(IndexError, match="could not be broadcast together"):
+        torch.zeros(3, 3).npu().index_put_((first, second), torch.ones(2).npu())
+    on_cpu = torch.zeros(3)
+    for use in (lambda: on_cpu[first], lambda: on_cpu.index_put_((first,), torch.ones(2))):
+        with pytest.raises(RuntimeError, match="indices should be either on cpu"):
+            use()

@@ -27,6 +27,33 @@ Aclnn<decltype(::aclnnInplaceMaskedFillTensorGetWorkspaceSize)> aclnn_masked_fil
 Aclnn<decltype(::aclnnMaskedSelectGetWorkspaceSize)> aclnn_masked_select("aclnnMaskedSelect");
 Aclnn<decltype(::aclnnNonzeroV2GetWorkspaceSize)> aclnn_nonzero("aclnnNonzeroV2");
 
+/// As PyTorch says it; the operator would find out on the stream.
+void require_broadcastable(const std::vector<at::Tensor>& indices) {
+  at::DimVector common;
+  for (const auto& index : indices) {
+    if (!index.defined()) continue;
+    const auto sizes = index.sizes();
+    if (sizes.size() > common.size()) common.insert(common.begin(), sizes.size() - common.size(), 1);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      int64_t& size = common[common.size() - sizes.size() + i];
+      const bool fits = sizes[i] == size || sizes[i] == 1 || size == 1;
+      TORCH_CHECK_INDEX(fits, "shape mismatch: indexing tensors could not be broadcast together: ", sizes,
+                        " does not fit the ", common, " of the others");
+      if (size == 1) size = sizes[i];
+    }
+  }
+}
+
+/// A CPU tensor cannot be indexed by what lies on the device.
+void require_host_indices(const OptionalTensors& indices) {
+  for (const std::optional<at::Tensor>& index : indices) {
+    TORCH_CHECK(
+        !index.has_value() || !index->defined() || index->is_cpu(),
+        "indices should be either on cpu or on the same device as the indexed tensor (cpu), but one is on ",
+        index->device());
+  }
+}
+
 /// Integer indices on self's device, undefined where none was given: masks become the positions of their true
 /// elements.
 std::vector<at::Tensor> positions(const at::Tensor& self, const OptionalTensors& indices) {
@@ -71,6 +98,7 @@ bool try_index(Rule& rule, const at::Tensor& self, const OptionalTensors& indice
 
 at::Tensor index(const at::Tensor& self, const OptionalTensors& indices) {
   const DeviceSwitch on(DeviceSwitch::of(self, indices));
+  if (!self.is_privateuseone()) require_host_indices(indices);
   NewOutputs<at::meta::structured_index_Tensor, 1> rule;
   if (!self.is_privateuseone() || !try_index(rule, self, indices))
     return fallback<at::_ops::index_Tensor>(self, indices);
@@ -79,6 +107,7 @@ at::Tensor index(const at::Tensor& self, const OptionalTensors& indices) {
 
 at::Tensor& index_out(const at::Tensor& self, const OptionalTensors& indices, at::Tensor& out) {
   const DeviceSwitch on(DeviceSwitch::of(self, indices));
+  if (!self.is_privateuseone()) require_host_indices(indices);
   GivenOutputs<at::meta::structured_index_Tensor, 1> rule(out);
   if (!self.is_privateuseone() || !try_index(rule, self, indices)) {
     return fallback<at::_ops::index_Tensor_out>(self, indices, out);
@@ -92,6 +121,7 @@ at::Tensor& index_put_impl_(at::Tensor& self, const OptionalTensors& indices, co
   const auto on_cpu = [&]() -> at::Tensor& {
     return fallback<at::_ops::_index_put_impl_>(self, indices, values, accumulate, unsafe);
   };
+  if (!self.is_privateuseone()) require_host_indices(indices);
   if (!self.is_privateuseone() || !aclnn_index_put.available()) return on_cpu();
   TORCH_CHECK_INDEX(static_cast<int64_t>(indices.size()) <= self.dim(),
                     "too many indices for tensor of dimension ", self.dim(), " (got ", indices.size(), ")");
@@ -114,6 +144,7 @@ at::Tensor& index_put_impl_(at::Tensor& self, const OptionalTensors& indices, co
       self.numel() == 0 || std::any_of(where.begin(), where.end(), [](const at::Tensor& index) {
         return index.defined() && index.numel() == 0;
       });
+  require_broadcastable(where);
   if (is_noop) return on_cpu();  // checks shapes and writes nothing
   const auto given = with_placeholders(self, std::move(where));
   aclnn_index_put(self, given, *on_device(values, self.scalar_type()), accumulate, unsafe);
