@@ -93,4 +93,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_overrideable
                               dilation, transposed, output_padding, groups, output_mask);
 }
 
+at::Tensor nnpack_spatial_convolution(const at::Tensor& input, const at::Tensor& weight,
+                                      const std::optional<at::Tensor>& bias, at::IntArrayRef padding,
+                                      at::IntArrayRef stride) {
+  return convolution(input, weight, bias, stride, padding, /*dilation=*/{1}, /*transposed=*/false,
+                     /*output_padding=*/{0}, /*groups=*/1);
+}
+
 }  // namespace torch_npu::ops
