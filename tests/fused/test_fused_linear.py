@@ -203,11 +203,10 @@ def test_overlaps_of_boxes() -> None:
     common = width * height
     area_a, area_b = ((t[:, 2] - t[:, 0]) * (t[:, 3] - t[:, 1]) for t in (a, b))
     union = area_a[:, None] + area_b - common
-    longer = (torch.minimum(a[:, None, 2:], b[:, 2:]) - torch.maximum(a[:, None, :2], b[:, :2]) + 0.01).clamp_min(0)
-    shared, (of_a, of_b) = longer.prod(-1), ((t[:, 2:] - t[:, :2] + 0.01).prod(-1) for t in (a, b))
-    expected = shared / (of_a[:, None] + of_b - shared)
+    of_a, of_b = ((t[:, 2:] - t[:, :2] + 0.01).prod(-1) for t in (a, b))
+    expected = common / (of_a[:, None] + of_b - common)
     torch.testing.assert_close(torch_npu.npu_iou(a.npu(), b.npu()).cpu(), expected.T)
-    torch.testing.assert_close(torch_npu.npu_iou(a.npu(), b.npu(), 1).cpu(), (shared / of_b).T)
+    torch.testing.assert_close(torch_npu.npu_iou(a.npu(), b.npu(), 1).cpu(), (common / of_b).T)
     hull_w = torch.maximum(a[:, None, 2], b[:, 2]) - torch.minimum(a[:, None, 0], b[:, 0])
     hull_h = torch.maximum(a[:, None, 3], b[:, 3]) - torch.minimum(a[:, None, 1], b[:, 1])
     giou = common / union - (hull_w * hull_h - union) / (hull_w * hull_h)

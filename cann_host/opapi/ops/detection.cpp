@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cann/acl.h"
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
@@ -81,13 +82,15 @@ void Iou(const at::Tensor& bBoxes, const at::Tensor& gtBoxes, std::string_view m
   TORCH_CHECK(mode == "iou" || mode == "iof", "mode is '", mode, "'; known: iou, iof");
   const Boxes boxes = aligned ? Boxes(bBoxes) : Boxes(bBoxes).column();
   const Boxes truth(gtBoxes);
-  // Sides are eps longer, those of what both boxes cover as well.
-  const auto side = [&](const at::Tensor& end, const at::Tensor& begin) {
-    return (end - begin + eps).clamp_min(0);
+  const auto product = [](const Boxes& of, float longer) {
+    return (of.x2 - of.x1 + longer).clamp_min(0) * (of.y2 - of.y1 + longer).clamp_min(0);
   };
-  const auto area = [&](const Boxes& of) { return side(of.x2, of.x1) * side(of.y2, of.y1); };
-  const auto common = side(at::minimum(boxes.x2, truth.x2), at::maximum(boxes.x1, truth.x1)) *
-                      side(at::minimum(boxes.y2, truth.y2), at::maximum(boxes.y1, truth.y1));
+  const auto area = [&](const Boxes& of) { return product(of, eps); };
+  // Sides of boxes are eps longer; on Ascend950 those of what both cover as well.
+  static const bool lengthens_common = std::string_view(aclrtGetSocName()).starts_with("Ascend950");
+  const Boxes both(at::maximum(boxes.x1, truth.x1), at::maximum(boxes.y1, truth.y1),
+                   at::minimum(boxes.x2, truth.x2), at::minimum(boxes.y2, truth.y2));
+  const auto common = product(both, lengthens_common ? eps : 0);
   const auto of_truth = area(truth);
   const auto whole = mode == "iof" ? of_truth.expand_as(common) : area(boxes) + of_truth - common;
   overlap.copy_((common / whole).view(overlap.sizes()));
