@@ -20,7 +20,8 @@ bool; float16 and bfloat16 exist in memory and are float32 in registers. Argumen
 
 | instruction | PTO-ISA | types | meaning |
 |---|---|---|---|
-| `load` | `TLOAD`, with an index `MGATHER` | all | element of a parameter at the loops' index |
+| `load` | `TLOAD` | all | element of a parameter at the loops' index |
+| `load` of an index | `MGATHER` | all | that element, index strides further on; index (int64) within the table |
 | `store` | `TSTORE` | all | writes an element, rounded to the parameter's type |
 | `const`, `scalar` | `TEXPANDS` | all | a number of the program, or of the launch |
 | `index` | `TCI` | int64 | the index along an axis |

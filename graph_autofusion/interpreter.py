@@ -24,7 +24,8 @@ def interpret(
     Args:
         sizes: of the axes.
         inputs: an array for each input with one dimension an axis, of size 1 where the stride is zero; bfloat16 as
-            float32. Gathered and windowed parameters are not interpreted.
+            float32. One that is gathered has a further dimension, the last, that its index counts along. Windowed
+            parameters are not interpreted.
         scalars: the numbers of the launch.
         exact: compute floats in float64, whatever their type: a reference.
 
@@ -32,10 +33,11 @@ def interpret(
         The outputs by name, with size 1 along axes of stride zero.
 
     Raises:
-        ValueError: the program has gathered or windowed parameters.
+        ValueError: the program has windowed parameters.
+        IndexError: an index that a gathered parameter does not have.
     """
-    if any(p.gathered or p.window is not None for p in program.parameters):
-        raise ValueError(f"{program.name} gathers or has windows, which the interpreter has no arrays for")
+    if any(p.window is not None for p in program.parameters):
+        raise ValueError(f"{program.name} has windows, which the interpreter has no arrays for")
     values: list[np.ndarray] = []
     outputs: dict[str, np.ndarray] = {}
     with np.errstate(all="ignore"):
@@ -64,7 +66,8 @@ def _value(
     rank = len(program.axes)
     held = np.dtype("float64") if exact and node.dtype.is_float else np.dtype(node.dtype.value)
     if node.op == "load":
-        return inputs[program.parameters[node.attr].name].astype(held)
+        array = inputs[program.parameters[node.attr].name]
+        return (_gathered(array, arguments[0]) if arguments else array).astype(held)
     if node.op in ("const", "scalar"):
         number = node.attr if node.op == "const" else scalars[node.attr]
         return np.full((1,) * rank, number, held)
@@ -85,6 +88,15 @@ def _value(
     return np.asarray(INSTRUCTIONS[node.op].meaning(*arguments)).astype(
         bool if INSTRUCTIONS[node.op].returns_bool else held
     )
+
+
+def _gathered(table: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """The elements of the table's last dimension that the index counts."""
+    if index.size and not (index.min() >= 0 and index.max() < table.shape[-1]):
+        raise IndexError(f"an index from {index.min()} to {index.max()} of a table of {table.shape[-1]}")
+    shape = np.broadcast_shapes(table.shape[:-1], index.shape)
+    whole = np.broadcast_to(table, (*shape, table.shape[-1]))
+    return np.take_along_axis(whole, np.broadcast_to(index, shape)[..., None], -1)[..., 0]
 
 
 def _rounded(x: np.ndarray, dtype: DType) -> np.ndarray:

@@ -128,6 +128,11 @@ def run_on_tensors(program: TileProgram, tensors: Sequence[Any], stream: int | N
     inputs = program.inputs
     if len(tensors) != len(inputs):
         raise ValueError(f"{program.name} takes {len(inputs)} tensors ({[p.name for p in inputs]}), not {len(tensors)}")
+    if program.scalars or any(p.gathered or p.window is not None for p in program.parameters):
+        raise ValueError(
+            f"{program.name} takes numbers of the launch, tables or windows, which no tensor says; launch a "
+            "graph_autofusion.kernel.HostKernel with a Binding for each parameter"
+        )
     shape = max((tuple(t.shape) for t in tensors), key=lambda s: (len(s), s))
     rows = 1
     for size in shape[:-1]:

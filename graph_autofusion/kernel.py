@@ -91,7 +91,7 @@ class HostKernel:
                 array = outputs[parameter.name] = self._dense(parameter, shape)
             else:
                 array = inputs[parameter.name]
-            bindings.append(bind_array(array, parameter.strides))
+            bindings.append(bind_array(array, parameter.strides, parameter.gathered))
         self.launch(sizes, bindings, scalars, threads=threads)
         return outputs
 
@@ -109,14 +109,16 @@ def numpy_dtype(dtype: DType) -> Any:
     return np.dtype("uint16" if dtype is DType.BF16 else dtype.value)
 
 
-def bind_array(array: np.ndarray, strides: Sequence[Stride]) -> Binding:
-    """A numpy array with one dimension an axis as a parameter.
+def bind_array(array: np.ndarray, strides: Sequence[Stride], gathered: bool = False) -> Binding:
+    """A numpy array with one dimension an axis, and if it is gathered one more for its index, as a parameter.
 
     Raises:
         ValueError: the program was written for other strides.
     """
+    index_stride = array.strides[-1] // array.itemsize if gathered else 0
+    array = array[..., 0] if gathered else array
     elements = [s // array.itemsize if n > 1 else 0 for s, n in zip(array.strides, array.shape, strict=True)]
     for axis, (known, stride) in enumerate(zip(strides, elements, strict=True)):
         if known is Stride.ONE and stride != 1 and array.shape[axis] > 1 and array.size:
             raise ValueError(f"axis {axis} of an array has stride {stride}, the program takes 1")
-    return Binding(array.ctypes.data, elements)
+    return Binding(array.ctypes.data, elements, index_stride=index_stride)

@@ -77,7 +77,7 @@ def _size(count: int) -> str:
 def _graph_section(number: int, graph: GraphReport) -> str:
     kernels = "".join(
         f"<tr><td>{html.escape(k.name)}</td><td>{html.escape(' → '.join(k.operators))}</td>"
-        f"<td>{k.reads}</td><td>{k.writes}</td></tr>"
+        f"<td>{k.reads}</td><td>{k.writes}</td><td>{html.escape(', '.join(k.checks))}</td></tr>"
         for k in graph.kernels
     )
     alone = "".join(
@@ -91,7 +91,7 @@ def _graph_section(number: int, graph: GraphReport) -> str:
 <h3>Before and after</h3>
 {_bars(graph)}
 <h3>Kernels</h3>
-<table><tr><th>kernel</th><th>operators</th><th>reads</th><th>writes</th></tr>{kernels}</table>
+<table><tr><th>kernel</th><th>operators</th><th>reads</th><th>writes</th><th>checks</th></tr>{kernels}</table>
 <h3>Operators that run alone</h3>
 <table><tr><th>operator</th><th>node</th><th>why</th></tr>{alone}</table>
 <h3>Arena</h3>

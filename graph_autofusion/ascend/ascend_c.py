@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from graph_autofusion.ascend.basic import basic_program
+from graph_autofusion.ascend.basic import INDICES, basic_program
 from graph_autofusion.dtypes import DType
 from graph_autofusion.program import Node, Stride
 from graph_autofusion.schedule import Schedule
 
-_TYPE = {DType.F32: "float", DType.F16: "half", DType.BF16: "bfloat16_t"}
+_TYPE = {DType.F32: "float", DType.F16: "half", DType.BF16: "bfloat16_t", DType.I64: "int64_t", DType.I32: "int32_t"}
 _UNARY = {"abs": "Abs", "exp": "Exp", "log": "Ln", "sqrt": "Sqrt", "tanh": "Tanh", "erf": "Erf", "sin": "Sin",
           "cos": "Cos", "floor": "Floor", "ceil": "Ceil"}  # fmt: skip
 _BINARY = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "maximum": "Max", "minimum": "Min"}
 _SCALAR = {"add": "Adds", "mul": "Muls", "maximum": "Maxs", "minimum": "Mins"}
 _COMPARE = {"eq": "EQ", "ne": "NE", "lt": "LT", "le": "LE", "gt": "GT", "ge": "GE"}
+_ROW = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "lt": "{0} < {1}", "where": "{0} ? {1} : {2}",
+        "maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}", "cast": "{0}"}  # fmt: skip
 _REDUCE = {"sum": "ReduceSum", "max": "ReduceMax", "min": "ReduceMin"}
 
 
@@ -27,27 +29,36 @@ def print_ascend_c(schedule: Schedule) -> str:
 
 class _AscendCPrinter:
     def __init__(self, schedule: Schedule) -> None:
-        self.program = basic_program(schedule.program, "Ascend C")
+        self.program = basic_program(schedule.program, "Ascend C", gathers=True)
 
     def unit(self) -> str:
         program = self.program
         title = "".join(part.title() for part in program.name.split("_"))
         names = [p.name for p in program.parameters]
         addresses = ", ".join(f"GM_ADDR {name}" for name in names)
+        tiles = [p for p in program.parameters if p.dtype not in INDICES]
+        numbers = [f"scalar{number}" for number in range(len(program.scalars))]
+        arguments = "".join(f", int64_t {name}" for name in numbers)
         buffers = "\n".join(
             f"    pipe.InitBuffer({'to' if p.is_output else 'from'}_{p.name}, 2, cols * sizeof({_TYPE[p.dtype]}));"
-            for p in program.parameters
+            for p in tiles
         )
         globals_ = "\n".join(
             f"    {p.name}_gm.SetGlobalBuffer((__gm__ {_TYPE[p.dtype]}*){p.name});" for p in program.parameters
         )
-        values = [i for i, n in enumerate(program.nodes) if n.op not in ("store", "const")]
+        values = [i for i, n in enumerate(program.nodes) if n.op not in ("store", "const") and not self.is_number(i)]
         temporaries = "\n".join(f"    pipe.InitBuffer(b{i}, cols * sizeof(float));" for i in values)
         fields = "\n".join(
-            f"  GlobalTensor<{_TYPE[p.dtype]}> {p.name}_gm;\n"
-            f"  TQue<QuePosition::{'VECOUT, 2> to' if p.is_output else 'VECIN, 2> from'}_{p.name};"
-            for p in program.parameters
+            [
+                *(f"  GlobalTensor<{_TYPE[p.dtype]}> {p.name}_gm;" for p in program.parameters),
+                *(
+                    f"  TQue<QuePosition::{'VECOUT, 2> to' if p.is_output else 'VECIN, 2> from'}_{p.name};"
+                    for p in tiles
+                ),
+                *(f"  int64_t {name};" for name in numbers),
+            ]
         )
+        taken = "".join(f"\n    this->{name} = {name};" for name in numbers)
         calculations = "\n".join(f"  TBuf<QuePosition::VECCALC> b{i};" for i in values)
         body = "\n".join(line for i, node in enumerate(program.nodes) for line in self.step(i, node))
         return f"""#include "kernel_operator.h"
@@ -55,9 +66,9 @@ using namespace AscendC;
 
 class {title} {{
  public:
-  __aicore__ inline void Init({addresses}, uint32_t rows, uint32_t cols) {{
+  __aicore__ inline void Init({addresses}, uint32_t rows, uint32_t cols{arguments}) {{
     this->rows = rows;
-    this->cols = cols;
+    this->cols = cols;{taken}
 {globals_}
 {buffers}
 {temporaries}
@@ -80,9 +91,9 @@ class {title} {{
   uint32_t rows, cols;
 }};
 
-extern "C" __global__ __aicore__ void {program.name}({addresses}, uint32_t rows, uint32_t cols) {{
+extern "C" __global__ __aicore__ void {program.name}({addresses}, uint32_t rows, uint32_t cols{arguments}) {{
   {title} kernel;
-  kernel.Init({", ".join(names)}, rows, cols);
+  kernel.Init({", ".join([*names, "rows", "cols", *numbers])});
   kernel.Process();
 }}
 """
@@ -94,6 +105,8 @@ extern "C" __global__ __aicore__ void {program.name}({addresses}, uint32_t rows,
     def instructions(self, i: int, node: Node) -> list[str]:
         if node.op == "const":
             return []
+        if self.is_number(i):
+            return [f"const {'bool' if node.dtype is DType.BOOL else 'int64_t'} t{i} = {self.row_number(node)};"]
         if node.op == "load":
             return self.load(i, node)
         if node.op == "store":
@@ -109,6 +122,25 @@ extern "C" __global__ __aicore__ void {program.name}({addresses}, uint32_t rows,
             lines.append(f"Duplicate(t{i}, t{i}.GetValue(0), cols);")
             return lines
         return lines + self.elementwise(i, node)
+
+    def is_number(self, i: int) -> bool:
+        """Whether a value is one number a row: an index, or made of indices."""
+        node = self.program.nodes[i]
+        return node.dtype in INDICES or (node.op == "lt" and self.program.nodes[node.args[0]].dtype in INDICES)
+
+    def row_number(self, node: Node) -> str:
+        """A number of the row as a C++ expression."""
+        if node.op == "load":
+            p = self.program.parameters[node.attr]
+            return f"{p.name}_gm.GetValue({'0' if p.strides[0] is Stride.ZERO else 'row'})"
+        if node.op == "scalar":
+            return f"scalar{node.attr}"
+        if node.op not in _ROW:
+            raise ValueError(f"{self.program.name}: the Ascend C printer has no {node.op} of indices")
+        constants = self.program.nodes
+        return _ROW[node.op].format(
+            *(str(constants[a].attr) if constants[a].op == "const" else f"t{a}" for a in node.args)
+        )
 
     def elementwise(self, i: int, node: Node) -> list[str]:
         lines: list[str] = []
@@ -147,6 +179,8 @@ extern "C" __global__ __aicore__ void {program.name}({addresses}, uint32_t rows,
     def load(self, i: int, node: Node) -> list[str]:
         p = self.program.parameters[node.attr]
         kind, offset = _TYPE[p.dtype], "0" if p.strides[0] is Stride.ZERO else "row * cols"
+        if node.args:  # MGATHER: a row of the table
+            offset = f"t{node.args[0]} * cols"
         copy = f"DataCopyPad(loaded{i}, {p.name}_gm[{offset}], {{1, uint32_t(cols * sizeof({kind})), 0, 0, 0}}, {{}});"
         move = f"Cast(t{i}, loaded{i}, RoundMode::CAST_NONE, cols);"
         if p.dtype is DType.F32:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from graph_autofusion.dtypes import DType
-from graph_autofusion.program import Axis, TileBuilder, TileProgram, Value
+from graph_autofusion.program import Axis, Stride, TileBuilder, TileProgram, Value
 
 BASIC = {
     "neg", "abs", "exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil", "add", "sub", "mul", "div",
@@ -25,8 +25,14 @@ _EXPANSIONS: dict[str, Callable[..., Value]] = {
 }
 
 
-def basic_program(program: TileProgram, backend: str) -> TileProgram:
+INDICES = (DType.I64, DType.I32)
+
+
+def basic_program(program: TileProgram, backend: str, gathers: bool = False) -> TileProgram:
     """The same program in basic instructions.
+
+    Args:
+        gathers: the backend has rows of tables, and integers that are one number a row: their indices.
 
     Raises:
         ValueError: an instruction, a type or a kind of loop that the backend does not have.
@@ -39,15 +45,24 @@ def basic_program(program: TileProgram, backend: str) -> TileProgram:
         args = [values[a] for a in node.args]
         if node.op in ("load", "store"):
             p = program.parameters[node.attr]
-            if p.gathered or p.window is not None or p.dtype not in (DType.F32, DType.F16, DType.BF16):
+            is_index = p.dtype in INDICES and p.strides[1] is Stride.ZERO and not p.is_output and gathers
+            is_row_of_table = p.strides == (Stride.ZERO, Stride.ONE) and gathers
+            if p.window is not None or not (is_index or p.dtype in (DType.F32, DType.F16, DType.BF16)):
                 raise ValueError(f"{program.name}, {p.name}: the {backend} printer takes whole float tensors")
+            if p.gathered and not is_row_of_table:
+                tables = "of tables rows" if gathers else "no tables"
+                raise ValueError(f"{program.name}, {p.name}: the {backend} printer takes {tables}")
             if node.op == "load":
-                values.append(t.load(p.name, p.dtype, p.strides))
+                values.append(t.load(p.name, p.dtype, p.strides, index=args[0] if args else None))
             else:
                 t.store(p.name, _given(args[0]), p.dtype, p.strides)
                 values.append(None)
         elif node.op == "const":
             values.append(t.constant(node.attr, node.dtype))
+        elif node.op == "scalar" and node.dtype is DType.I64 and gathers:
+            values.append(t.scalar(node.dtype))
+        elif node.op == "cast" and node.dtype is DType.I64 and program.nodes[node.args[0]].dtype is DType.I32:
+            values.append(_given(args[0]).cast(DType.I64))
         elif node.op.startswith("reduce."):
             values.append(t.reduce(node.op[7:], _given(args[0])))
         elif node.op in BASIC:

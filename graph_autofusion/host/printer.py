@@ -355,9 +355,12 @@ class _HostPrinter:
                 self.divisors.add(i)
                 divisor = self.program.nodes[i].args[1]
                 self.put(f"const Divisor<{self._vector(divisor)}> d{i}({self._name(divisor)});")
+        shared = [i for i in phase.tiles if self._is_shared_by_lanes(i)]
+        for i in shared:
+            self.put(f"const {self._vector(i)} v{i} = {self._expression(i)};")
         arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)
         self.open(f"const auto phase{number} = [&]({arguments}) __attribute__((always_inline))")
-        self._body(phase)
+        self._body(phase, [i for i in phase.tiles if i not in shared])
         self.close("};")
         for axis in loops:
             self.open(f"for (i64 i{axis} = 0; i{axis} < n{axis}; ++i{axis})")
@@ -386,11 +389,15 @@ class _HostPrinter:
         self.put(f"if (i < {high}) {name}(i, {high} - i, 0{extra});")
         self.close()
 
-    def _body(self, phase: Phase) -> None:
+    def _is_shared_by_lanes(self, i: int) -> bool:
+        """Whether a program without reductions has the value once a unit: the row of a table, its scale."""
+        return not self.program.reduced and self.program.vector not in self.program.varies[i]
+
+    def _body(self, phase: Phase, tiles: list[int]) -> None:
         """One step: 16 lanes at index i, of which `left` exist, for accumulator or register u."""
         for k in phase.reads:
             self.put(f"const {self._vector(k)} v{k} = {self._kept(k)};")
-        for i in phase.tiles:
+        for i in tiles:
             self.put(f"const {self._vector(i)} v{i} = {self._expression(i)};")
         for k in phase.keeps:
             self.put(f"{self._kept(k)} = v{k};")

@@ -35,6 +35,16 @@ def test_page_is_well_formed_and_needs_nothing_else(tmp_path: Path) -> None:
     assert "src=" not in page
 
 
+def test_checks_of_indices_are_launches() -> None:
+    def function(index: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(index, table) * 2
+
+    explanation = torchtitan_npu.explain(function, torch.tensor([1, 2]).npu(), torch.randn(5, 6).npu())
+    assert "check of arg0_1, before kernel_0: indices beyond the table raise" in str(explanation)
+    assert explanation.graphs[0].launches == 2
+    assert "<td>arg0_1</td>" in explanation.html
+
+
 def test_training_has_two_graphs() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return (x.exp() * x).sum()

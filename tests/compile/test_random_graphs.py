@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tolerance import assert_close
@@ -30,8 +31,17 @@ ROWS = [
     lambda x: x.sin().reshape(-1).exp().view(x.shape) * 0.1,
     lambda x: x.exp().transpose(-1, -2).reshape(x.shape) * 0.1,
     lambda x: torch.softmax(heads(x.sin()), -1).flatten(-2) + x,
+    lambda x: F.embedding(order(x), x.reshape(-1, x.shape[-1])) * x,
+    lambda x: x.sin() + x.reshape(-1, x.shape[-1])[-order(x) - 1].softmax(-1),
+    lambda x: x.index_select(-2, torch.arange(x.shape[-2], device=x.device)).exp() * 0.1,
     lambda x: heads(x.cos()).transpose(-2, -3).exp().transpose(-2, -3).reshape(x.shape) * 0.1,
 ]
+
+
+def order(x: Tensor) -> Tensor:
+    """Numbers of all rows, shuffled, one a row."""
+    count = x.numel() // x.shape[-1]
+    return ((torch.arange(count, device=x.device) * 7 + 3) % count).view(x.shape[:-1])
 
 
 def heads(x: Tensor) -> Tensor:

@@ -10,8 +10,10 @@ import torch
 from torch.fx import Graph, Node
 
 from torchtitan_npu.compile import concatenation
+from torchtitan_npu.compile.gathering import GATHERS, Check, gather_of
 from torchtitan_npu.compile.group import PRODUCTS, Group, tensor_of
 from torchtitan_npu.compile.lowering import CREATES, POINTWISE, REDUCTIONS, DoesNotFuse
+from torchtitan_npu.compile.reshapes import Size
 from torchtitan_npu.compile.views import VIEWS, counts, is_view, through_views
 
 aten = torch.ops.aten
@@ -28,6 +30,7 @@ class Partition:
     steps: list[Group | Node]  # in an order in which they can run
     groups: list[Group]
     reasons: dict[Node, str] = field(default_factory=dict)  # of each node that is not in a group with others
+    checks: dict[Group, list[Check]] = field(default_factory=dict)  # of the indices that it reads by: before it
 
     def stored(self, group: Group) -> list[Node]:
         """Members whose values are needed outside the group."""
@@ -72,10 +75,12 @@ class _Partitioner:
             self._note(node)
             if self.fusion and node.op == "call_function":
                 self._place(node)
+        self._leave_reads_alone()
         self.groups = [group for group in self.groups if group.nodes]
         for number, group in enumerate(self.groups):
             group.number = number
-        return Partition(self._order(), self.groups, self.reasons)
+        steps = self._order()
+        return Partition(steps, self.groups, self.reasons, _checks(steps))
 
     def _note(self, node: Node) -> None:
         before = 0
@@ -96,7 +101,7 @@ class _Partitioner:
                 for part in sorted(parts, key=self.number.__getitem__):
                     self._join(part)
             return
-        if node.target not in POINTWISE and node.target not in REDUCTIONS and node.target not in PRODUCTS:
+        if not any(node.target in known for known in (POINTWISE, REDUCTIONS, PRODUCTS, GATHERS)):
             matrix = node.target in _MATRIX_OPERATORS
             self.reasons[node] = "is a matrix operator of CANN" if matrix else "has no tile instructions"
             return
@@ -112,7 +117,10 @@ class _Partitioner:
                 group.add(node)
             except DoesNotFuse as refused:
                 reason = str(refused)
-                continue
+                wider = self._widened(group, node)
+                if wider is None:
+                    continue
+                group = wider
             self._joined(node, group)
             return True
         group = Group(len(self.groups))
@@ -158,21 +166,33 @@ class _Partitioner:
                 inside = through_views(operand) in first.axes or through_views(operand) in second.axes
                 if not inside and self.before[operand] & mask:
                     return None
-        merged = Group(first.number)
+        for shape in ((), tensor_of(node).shape):
+            if _together(first.number, [*members, node], shape) is not None:
+                merged = _together(first.number, members, shape)
+                assert merged is not None
+                self.groups[second.number] = Group(second.number)  # empty: dropped at the end
+                self._replace(first, merged)
+                return merged
+        return None
+
+    def _widened(self, group: Group, node: Node) -> Group | None:
+        """A group that only reads tables, and the node, with loops over the node's result; None if it cannot be."""
+        if not all(member.target in GATHERS for member in group.nodes):
+            return None
         try:
-            for member in [*members, node]:
-                merged.add(member)
+            self._require_no_detour(node, group)
+            wider = _together(group.number, [*group.nodes, node], tensor_of(node).shape)
         except DoesNotFuse:
             return None
-        merged = Group(first.number)
-        for member in members:
-            merged.add(member)
-        self.groups[first.number] = merged
-        self.groups[second.number] = Group(second.number)  # empty: dropped at the end
-        for member in members:
-            self.group_of[member] = merged
-        self._share_needs(merged)
-        return merged
+        if wider is not None:
+            self._replace(group, wider)
+        return wider
+
+    def _replace(self, group: Group, by: Group) -> None:
+        self.groups[group.number] = by
+        for member in by.nodes:
+            self.group_of[member] = by
+        self._share_needs(by)
 
     def _mask(self, nodes: Sequence[Node]) -> int:
         return sum(1 << self.number[n] for n in nodes)
@@ -217,6 +237,15 @@ class _Partitioner:
             if needs & members and other not in group.axes:
                 self.before[other] = needs | before | members
 
+    def _leave_reads_alone(self) -> None:
+        """Kernels that would only read tables are the operators that they were."""
+        for group in self.groups:
+            if all(node.target in GATHERS for node in group.nodes):
+                for node in group.nodes:
+                    del self.group_of[node]
+                    self.reasons[node] = "reads a table, and no kernel takes what it reads"
+                self.groups[group.number] = Group(group.number)
+
     def _is_inlined(self, node: Node) -> bool:
         """Whether all who use the node compute it themselves."""
         if node.target in CREATES:
@@ -251,6 +280,31 @@ class _Partitioner:
         for change in changes:
             needs[change] |= set(key) - set(changes)
         return _topological(key, needs)
+
+
+def _together(number: int, nodes: Sequence[Node], shape: Sequence[Size]) -> Group | None:
+    """A group of nodes, with loops over a shape if one is given; None if they do not fit."""
+    group = Group(number, shape)
+    try:
+        for node in nodes:
+            group.add(node)
+    except DoesNotFuse:
+        return None
+    return group
+
+
+def _checks(steps: Sequence[Group | Node]) -> dict[Group, list[Check]]:
+    """What to look up before each group: indices that are not known to be in their tables, each once."""
+    done: set[object] = set()
+    found: dict[Group, list[Check]] = {}
+    for group in steps:
+        if isinstance(group, Group):
+            wanted = [c for n in group.nodes if n.target in GATHERS for c in gather_of(n).checks()]
+            new = {c.key: c for c in wanted if c.key not in done}
+            if new:
+                found[group] = list(new.values())
+                done.update(new)
+    return found
 
 
 def _topological(key: dict[Group | Node, int], needs: dict[Group | Node, set[Group | Node]]) -> list[Group | Node]:

@@ -18,6 +18,7 @@ from torch.fx import Node
 from graph_autofusion.dtypes import I32
 from graph_autofusion.program import Stride, TileBuilder, Value
 from torchtitan_npu.compile.concatenation import CONCATENATION, Part, dimension, inside, is_in_a_part, parts
+from torchtitan_npu.compile.gathering import GATHERS, gather_of
 from torchtitan_npu.compile.lowering import (
     CREATES,
     POINTWISE,
@@ -29,7 +30,7 @@ from torchtitan_npu.compile.lowering import (
     tile_dtype,
 )
 from torchtitan_npu.compile.reshapes import Size, is_one, regroup, same
-from torchtitan_npu.compile.views import counts, through_views
+from torchtitan_npu.compile.views import counts, has_one_user, through_views
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -52,12 +53,12 @@ def tensor_of(node: Node) -> torch.Tensor:
 
 
 class Group:
-    """Nodes in one loop nest."""
+    """Nodes in one loop nest, over the dimensions of a shape or, without one, of the first node."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, shape: Sequence[Size] = ()) -> None:
         self.number = number
         self.nodes: list[Node] = []
-        self.domain: list[Size] = []
+        self.domain: list[Size] = [n for n in shape if not is_one(n)]
         self.reduced: frozenset[int] | None = None  # axes that the group's reductions fold
         self.axes: dict[Node, Axes] = {}
         self.read_axes: dict[tuple[Node, Node], Axes] = {}  # of (member, operand) that does not lie as its result does
@@ -83,7 +84,7 @@ class Group:
             tensors = self.tensors | set(self._outside(node))
             if len(tensors) > MOST_TENSORS:
                 raise DoesNotFuse(f"the kernel would read more than {MOST_TENSORS} tensors")
-            trial = lower_node(self._trial, node, self._trial_operand)
+            trial = self._trial_value(node)
         except DoesNotFuse:
             self.domain, self.reduced, self.axes, self.read_axes = before
             raise
@@ -93,6 +94,11 @@ class Group:
     def operators(self) -> list[Node]:
         """Members, and what is computed in the parts of concatenations."""
         return [o for n in self.nodes for o in (*(inside(n) if n.target is CONCATENATION else ()), n)]
+
+    def _trial_value(self, node: Node) -> Value:
+        if node.target in GATHERS:
+            return self._trial.load(node.name, tile_dtype(tensor_of(node).dtype), (Stride.ANY,))
+        return lower_node(self._trial, node, self._trial_operand)
 
     def _trial_operand(self, node: Node, consumer: Node, part: Part | None = None) -> Value:
         member = through_views(node)
@@ -107,6 +113,8 @@ class Group:
     def _axes(self, node: Node) -> Axes:
         if node.target in REDUCTIONS:
             return self._axes_of_reduction(node)
+        if node.target in GATHERS:
+            return self._axes_of_gather(node)
         return self._axes_of_product(node) if node.target in PRODUCTS else self._axes_of_pointwise(node)
 
     def _axes_of_product(self, node: Node) -> Axes:
@@ -126,7 +134,24 @@ class Group:
         self.read_axes |= {(node, left): ((), (1,)), (node, right): ((1,), (0,))}
         return ((), (0,))
 
+    def _axes_of_gather(self, node: Node) -> Axes:
+        """Of rows of a table: the table and its indices run through some of the result's dimensions each."""
+        gather = gather_of(node)
+        if self.computes(gather.table) or any(self.computes(i.node) for i in gather.indices):
+            raise DoesNotFuse("reads a table that the kernel itself computes, or by indices that it computes")
+        shape = tensor_of(node).shape
+        axes = self._fit_anywhere(shape) if self._has_loops() else self._found(shape)
+        if not has_one_user(node):  # which is in the kernel: rows that it shares among others are read, not stored
+            self._require_whole(set(_flat(axes)))
+        self.read_axes[node, gather.table] = tuple(() if d is None else axes[d] for d in gather.table_dims)
+        for index in gather.indices:
+            self.read_axes[node, index.node] = tuple(axes[d] for d in index.dims)
+        return axes
+
     # ---- dimensions
+
+    def _has_loops(self) -> bool:
+        return bool(self.nodes or self.domain)
 
     def computes(self, node: Node) -> bool:
         """Whether a node is a member or a view of one."""
@@ -209,7 +234,7 @@ class Group:
     def _axes_of_pointwise(self, node: Node) -> Axes:
         shape = tensor_of(node).shape
         operands = [operand for operand, _ in operands_of(node) if self.computes(operand)]
-        if not self.nodes:
+        if not self._has_loops():
             return self._found(shape)
         if operands and node.target is CONCATENATION:
             raise DoesNotFuse("concatenates what the kernel itself computes")
@@ -267,7 +292,8 @@ class Group:
         self.reduced = folded
         self._require_whole(set(_flat(inside)))
         for member in self.nodes:
-            self._require_whole(set(_flat(self.axes[member])))
+            if member.target not in GATHERS:
+                self._require_whole(set(_flat(self.axes[member])))
         if len(tensor_of(node).shape) == len(shape):
             return tuple(() if d in dims else run for d, run in enumerate(inside))
         return tuple(run for d, run in enumerate(inside) if d not in dims)

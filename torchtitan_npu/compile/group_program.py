@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from graph_autofusion.dtypes import I32, I64
+from graph_autofusion.launch_words import Binding
 from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
 from torchtitan_npu.compile.concatenation import CONCATENATION, Part, dimension
+from torchtitan_npu.compile.gathering import GATHERS, gather_of, held_within
 from torchtitan_npu.compile.group import Axes, Group, is_loaded, lower_node, operands_of, tensor_of
-from torchtitan_npu.compile.loops import loop_order, merge_axes
+from torchtitan_npu.compile.loops import MergedAxes, loop_order, merge_axes
 from torchtitan_npu.compile.lowering import tile_dtype
 from torchtitan_npu.compile.reshapes import Size, is_one
 from torchtitan_npu.compile.views import counts, through_views
@@ -25,12 +27,18 @@ class TensorUse:
         strides: in elements, one an axis.
         offset: elements from the tensor's first to the one with index 0, which a window may leave out.
         window: [low, high) of a parameter with one.
+        index_stride: elements between two values of the index of a table; None for what is no table.
     """
 
     node: Node
     strides: tuple[int, ...]
     offset: int = 0
     window: tuple[int, int] = (0, 0)
+    index_stride: int | None = None
+
+    def binding(self) -> Binding:
+        """As an argument of a launch, without its address."""
+        return Binding(0, self.strides, self.window, self.index_stride or 0)
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ class Lowered:
     program: TileProgram
     sizes: tuple[int, ...]
     uses: tuple[TensorUse, ...]  # one a parameter of the program
+    scalars: tuple[int, ...] = ()  # numbers of the launch: sizes of tables
 
 
 def lower_group(group: Group, stored: Sequence[Node], number_of: Callable[[Size], int]) -> Lowered:
@@ -55,57 +64,92 @@ def lower_group(group: Group, stored: Sequence[Node], number_of: Callable[[Size]
 class _GroupLowering:
     def __init__(self, group: Group, stored: Sequence[Node], number_of: Callable[[Size], int]) -> None:
         self.group = group
-        self.stored = stored
         self.number_of = number_of
         self.sizes = [number_of(n) for n in group.domain]
+        self.writes = [(node, self._strides(node, group.axes[node])) for node in stored]
+        self.merged, lanes = self._loops()
+        names = self.merged.parallel_names, self.merged.reduced_names
+        self.builder = TileBuilder(_name(group), *names, lanes)
+        self.parameters: list[TensorUse] = []
+        self.values: dict[Node, Value] = {}
+        self.scalars: list[int] = []
+        self.known: dict[Size | str, Value] = {}  # scalars by the size that they are
 
     def lower(self) -> Lowered:
-        reads = [
-            (operand, self._read_strides(operand, node))
-            for node in self.group.nodes
-            for operand in self._outer_operands(node)
-        ]
+        for member in self.group.nodes:
+            self.values[member] = self._gathered(member) if member.target in GATHERS else self._value(member)
+        for position, (node, strides) in enumerate(self.writes):
+            merged_strides = self.merged.apply(strides)
+            self.parameters.append(TensorUse(node, merged_strides))
+            dtype = tile_dtype(tensor_of(node).dtype)
+            self.builder.store(f"out{position}", self.values[node], dtype, [_kind(s) for s in merged_strides])
+        return Lowered(self.builder.build(), self.merged.sizes, tuple(self.parameters), tuple(self.scalars))
+
+    def _loops(self) -> tuple[MergedAxes, str]:
+        """The program's axes, and the one along which the lanes lie."""
+        reads = [(a, self._read_strides(a, node)) for node in self.group.nodes for a in self._outer_operands(node)]
         counted = [strides for operand, strides in reads if not is_loaded(operand)]
-        reads = [(operand, strides) for operand, strides in reads if is_loaded(operand)]
-        writes = [(node, self._strides(node, self.group.axes[node])) for node in self.stored]
-        uses = list(dict.fromkeys([*reads, *writes]))
+        loaded = [(operand, strides) for operand, strides in reads if is_loaded(operand)]
+        uses = list(dict.fromkeys([*loaded, *self.writes]))
         apart = [self._alone(self._cat_axis(n)) for n in self.group.nodes if n.target is CONCATENATION]
         order = loop_order(self.sizes, [s for _, s in uses])
         all_strides = [*(s for _, s in uses), *counted, *apart]
         merged = merge_axes(self.sizes, self.group.reduced or frozenset(), order, all_strides)
-        builder = TileBuilder(
-            _name(self.group), merged.parallel_names, merged.reduced_names, merged.choose_lanes(uses, len(writes))
-        )
-        parameters: list[TensorUse] = []
-        values: dict[Node, Value] = {}
-        for member in self.group.nodes:
-            cat_axis = merged.axis_of(self._cat_axis(member)) if member.target is CONCATENATION else 0
+        return merged, merged.choose_lanes(uses, len(self.writes))
 
-            def operand(
-                argument: Node, consumer: Node, part: Part | None, member: Node = member, cat_axis: int = cat_axis
-            ) -> Value:
-                base = through_views(argument)
-                if base in values and part is None:
-                    return values[base]
-                strides = merged.apply(self._read_strides(argument, member))
-                if counts(base) is not None:
-                    return _count(builder, base, strides)
-                use = TensorUse(argument, strides)
-                if part is not None:
-                    use = TensorUse(argument, strides, -part.low * strides[cat_axis], (part.low, part.high))
-                if use not in parameters:
-                    parameters.append(use)
-                name, window = f"x{parameters.index(use)}", None if part is None else cat_axis
-                dtype = tile_dtype(tensor_of(argument).dtype)
-                return builder.load(name, dtype, [_kind(s) for s in strides], window)
+    def _value(self, member: Node) -> Value:
+        cat_axis = self.merged.axis_of(self._cat_axis(member)) if member.target is CONCATENATION else 0
 
-            values[member] = lower_node(builder, member, operand, cat_axis)
-        for position, (node, strides) in enumerate(writes):
-            merged_strides = merged.apply(strides)
-            parameters.append(TensorUse(node, merged_strides))
-            dtype = tile_dtype(tensor_of(node).dtype)
-            builder.store(f"out{position}", values[node], dtype, [_kind(s) for s in merged_strides])
-        return Lowered(builder.build(), merged.sizes, tuple(parameters))
+        def operand(argument: Node, consumer: Node, part: Part | None) -> Value:
+            return self._operand(argument, member, part, cat_axis)
+
+        return lower_node(self.builder, member, operand, cat_axis)
+
+    def _operand(self, argument: Node, member: Node, part: Part | None = None, cat_axis: int = 0) -> Value:
+        """What a member takes: another's value, a count, or a tensor from memory."""
+        base = through_views(argument)
+        if base in self.values and part is None:
+            return self.values[base]
+        strides = self.merged.apply(self._read_strides(argument, member))
+        if counts(base) is not None:
+            return _count(self.builder, base, strides)
+        use = TensorUse(argument, strides)
+        if part is not None:
+            use = TensorUse(argument, strides, -part.low * strides[cat_axis], (part.low, part.high))
+        return self._load(use, None if part is None else cat_axis)
+
+    def _load(self, use: TensorUse, window: int | None = None, index: Value | None = None) -> Value:
+        if use not in self.parameters:
+            self.parameters.append(use)
+        name, dtype = f"x{self.parameters.index(use)}", tile_dtype(tensor_of(use.node).dtype)
+        return self.builder.load(name, dtype, [_kind(s) for s in use.strides], window, index)
+
+    def _gathered(self, member: Node) -> Value:
+        """Elements of a table; several indices are one, in elements."""
+        gather = gather_of(member)
+        table = tensor_of(gather.table)
+        position: Value | None = None
+        step = 1
+        for index in gather.indices:
+            value = self.builder.cast(self._operand(index.node, member), I64)
+            if counts(through_views(index.node)) is None:
+                value = held_within(value, self._scalar(gather.size(index)), gather.wraps)
+            stride = table.stride()[index.through]
+            if len(gather.indices) == 1:
+                step = self.number_of(stride)
+            else:
+                value = value * self._scalar(stride)
+            position = value if position is None else position + value
+        strides = self.merged.apply(self._read_strides(gather.table, member))
+        return self._load(TensorUse(gather.table, strides, index_stride=step), index=position)
+
+    def _scalar(self, size: Size) -> Value:
+        """A size as a number of the launch."""
+        key = size if isinstance(size, int) else str(size)
+        if key not in self.known:
+            self.known[key] = self.builder.scalar(I64)
+            self.scalars.append(self.number_of(size))
+        return self.known[key]
 
     def _outer_operands(self, node: Node) -> list[Node]:
         """Tensors that no member computes."""

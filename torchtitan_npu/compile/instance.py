@@ -15,15 +15,17 @@ from torch.fx import GraphModule, Node
 
 from graph_autofusion.host.launcher import runtime, words_of
 from graph_autofusion.kernel import HostKernel
-from graph_autofusion.launch_words import Binding
 from graph_autofusion.program import TileProgram
 from graph_autofusion.sequence import pack_sequence, sequence_function
 from torchtitan_npu.compile.fusion import Partition
+from torchtitan_npu.compile.gathering import Check
 from torchtitan_npu.compile.group import Group, tensor_of
 from torchtitan_npu.compile.group_program import Lowered, TensorUse, lower_group
 from torchtitan_npu.compile.memory import Lifetime, MemoryPlan, is_large, plan_memory
 from torchtitan_npu.compile.views import is_view
 from torchtitan_npu.driver import require_plain_format
+
+aten = torch.ops.aten
 
 _kernels: dict[str, HostKernel] = {}
 _kernels_lock = threading.Lock()
@@ -51,7 +53,7 @@ class PlanInstance:
     source: str
     run: Callable[[list[Any], int], tuple[Any, ...]]
     launches: list[Launch]
-    constants: list[torch.Tensor]  # that kernels read or write by address: the arena
+    constants: list[torch.Tensor]  # that kernels read or write by address: the arena, tables of checks
     memory: MemoryPlan
     lifetimes: list[tuple[str, Lifetime]] = field(default_factory=list)  # of the planned tensors, by node
     in_place: int = 0  # results that lie in the memory of an operand
@@ -123,6 +125,7 @@ class _InstanceWriter:
         self.with_arena = with_arena
         self.fixed: dict[Node, torch.Tensor] = {}  # tensors in the arena
         self.forgotten: set[Node] = set()  # names that were deleted
+        self.check_tables: list[torch.Tensor] = []
 
     def write(self) -> PlanInstance:
         self._compile_kernels()
@@ -139,7 +142,13 @@ class _InstanceWriter:
         source = "\n".join(self.lines) + "\n"
         exec(compile(source, "<npu plan>", "exec"), self.globals)
         return PlanInstance(
-            source, self.globals["run"], self.launches, list(self.fixed.values()), plan, lifetimes, len(self.in_place)
+            source,
+            self.globals["run"],
+            self.launches,
+            [*self.fixed.values(), *self.check_tables],
+            plan,
+            lifetimes,
+            len(self.in_place),
         )
 
     def _compile_kernels(self) -> None:
@@ -158,6 +167,7 @@ class _InstanceWriter:
         for step in self.partition.steps:
             if isinstance(step, Node) and not is_view(step):
                 waiting.extend(step.all_input_nodes)
+        waiting += [check.index for checks in self.partition.checks.values() for check in checks]
         while waiting:
             node = waiting.pop()
             if node not in used:
@@ -172,6 +182,7 @@ class _InstanceWriter:
         for position, step in enumerate(self.partition.steps):
             if isinstance(step, Group):
                 nodes = [use.node for use in self.lowered[step.number].uses]
+                nodes += [check.index for check in self.partition.checks.get(step, ())]
             else:
                 nodes = [step, *step.all_input_nodes]
             for node in nodes:
@@ -272,6 +283,9 @@ class _InstanceWriter:
         lines: list[str] = []
         waiting: list[Group] = []
         for position, step in enumerate(self.partition.steps):
+            if isinstance(step, Group) and step in self.partition.checks:
+                lines += self._launch(waiting) + [line for c in self.partition.checks[step] for line in self._check(c)]
+                waiting = []
             if isinstance(step, Group) and not self._is_worth_a_launch(step):
                 waiting.append(step)
             elif isinstance(step, Group):
@@ -282,6 +296,19 @@ class _InstanceWriter:
                 waiting = []
                 lines += self._deletions(position)
         return lines + self._launch(waiting)
+
+    def _check(self, check: Check) -> list[str]:
+        """Looks indices up in a table that is one element everywhere, which raises for those that are not in it."""
+        sizes = (1,) * check.through + (self.number_of(check.size),)
+        device = tensor_of(check.index).device
+        index = self.names[check.index]
+        table = torch.zeros((), device=device).expand(sizes if check.wraps else (sizes[-1], 1))
+        self.check_tables.append(table)
+        given = self._constant(table)
+        if check.wraps:
+            places = "None, " * check.through
+            return [f"  {self._constant(aten.index.Tensor)}({given}, [{places}{index}])  # raises beyond the table"]
+        return [f"  {self._constant(aten.embedding.default)}({given}, {index})  # raises beyond the table"]
 
     def _is_worth_a_launch(self, group: Group) -> bool:
         """Whether a kernel is large enough for two threads, so that its launch costs nothing beside it."""
@@ -302,7 +329,7 @@ class _InstanceWriter:
         lowered = [self.lowered[g.number] for g in groups]
         kernels = [kernel_of(low.program) for low in lowered]
         packed = [
-            kernel.words.pack(low.sizes, [Binding(0, use.strides, use.window) for use in low.uses])
+            kernel.words.pack(low.sizes, [use.binding() for use in low.uses], low.scalars)
             for kernel, low in zip(kernels, lowered, strict=True)
         ]
         if len(groups) == 1:

@@ -141,8 +141,8 @@ def detect_in_torch(source: Any, *example_inputs: Any) -> FusionPattern | None:
             lowered = lower_group(group, parts.stored(group), int)
         except (DoesNotFuse, ValueError):
             continue
-        if any(p.window is not None for p in lowered.program.parameters):
-            continue  # a kernel that is called with tensors has no place for intervals
+        if any(p.window is not None or p.gathered for p in lowered.program.parameters):
+            continue  # a kernel that is called with tensors has no place for intervals and sizes of tables
         names = tuple(str(n.target).split(".")[-2] for n in group.nodes)
         return FusionPattern(names, "", lowered.program)
     raise ValueError(f"nothing in {source!r} can be fused: {list(parts.reasons.values())[:5]}")

@@ -22,6 +22,7 @@ class FusedKernel:
     operators: tuple[str, ...]
     reads: int  # tensors
     writes: int
+    checks: tuple[str, ...] = ()  # indices that an operator looks up before, as the kernel cannot raise
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,14 @@ class GraphReport:
 
     @property
     def launches(self) -> int:
-        return len(self.kernels) + len(self.unfused)
+        return len(self.kernels) + len(self.unfused) + sum(len(k.checks) for k in self.kernels)
 
     def __str__(self) -> str:
         lines = [f"{self.kind} graph: {self.operators} operators in {self.launches} launches"]
         lines += [f"  pass {name}: {count}" for name, count in self.passes.items() if count]
         for k in self.kernels:
             lines.append(f"  kernel {k.name}: {' '.join(k.operators)} (reads {k.reads}, writes {k.writes})")
+            lines += [f"  check of {index}, before {k.name}: indices beyond the table raise" for index in k.checks]
         lines += [f"  alone {u.operator} ({u.name}): {u.reason}" for u in self.unfused]
         if self.sinking is not None:
             lines.append(f"  {self.sinking}")
@@ -194,8 +196,9 @@ def note_graph(kind: str, operators: int, passes: dict[str, int], partition: Par
                 report.unfused.append(Unfused(step.name, operator_name(step), reason))
             continue
         names = tuple(operator_name(n) for n in step.operators())
+        checks = tuple(check.index.name for check in partition.checks.get(step, ()))
         report.kernels.append(
-            FusedKernel(f"kernel_{step.number}", names, len(step.tensors), len(partition.stored(step)))
+            FusedKernel(f"kernel_{step.number}", names, len(step.tensors), len(partition.stored(step)), checks)
         )
     with _lock:
         _reports.append(report)

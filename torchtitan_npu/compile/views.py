@@ -35,6 +35,12 @@ def through_views(node: Node) -> Node:
     return node
 
 
+def has_one_user(node: Node) -> bool:
+    """Whether one operator takes the node, or a view that only renames its dimensions."""
+    users = list(node.users)
+    return len(users) == 1 and (users[0].target not in VIEWS or has_one_user(users[0]))
+
+
 def counts(node: Node) -> tuple[int, int] | None:
     """Start and step of a node that counts by known numbers: a function of the index, which no kernel loads."""
     if node.target is prims.iota.default:
