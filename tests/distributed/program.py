@@ -290,6 +290,10 @@ def groups(rank: int, n: int) -> None:
     dist.all_gather_object(names, name)
     assert name
     assert names == [name] * n
+    assert both._get_backend(torch.device("npu")).get_hccl_comm_name(rank, init_comm=False) == name
+    if not os.environ.get("BOUND"):  # groups that are bound to a device meet when they are made
+        unmet = dist.new_group([0, 1])
+        assert unmet._get_backend(torch.device("npu")).get_hccl_comm_name(rank, init_comm=False) == ""
     dist.destroy_process_group(both)
 
 

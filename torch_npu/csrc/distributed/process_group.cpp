@@ -52,7 +52,12 @@ Communicator& ProcessGroupHCCL::pair(c10::DeviceIndex device, int peer) {
   return *found;
 }
 
-std::string ProcessGroupHCCL::communicator_name(c10::DeviceIndex device) {
+std::string ProcessGroupHCCL::communicator_name(c10::DeviceIndex device, bool connect) {
+  if (!connect) {
+    const std::lock_guard lock(mutex_);
+    const auto found = communicators_.find("group");
+    return found == communicators_.end() || !found->second ? "" : found->second->name();
+  }
   return communicator(device).name();
 }
 

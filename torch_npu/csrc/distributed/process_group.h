@@ -38,8 +38,9 @@ class ProcessGroupHCCL final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   void setSequenceNumberForGroup() override {}  // counted from 0 on each rank alike
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  /// The name by which operators that communicate find the group; meets the other ranks if nobody has yet.
-  std::string communicator_name(c10::DeviceIndex device);
+  /// The name by which operators that communicate find the group. If nobody has met the other ranks yet,
+  /// `connect` says whether this does; it is "" otherwise.
+  std::string communicator_name(c10::DeviceIndex device, bool connect);
   void eagerConnectSingleDevice(at::Device device) override;
   void shutdown() override;
   void abort() override { shutdown(); }

@@ -27,10 +27,12 @@ void bind_distributed(py::module_& m) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def(
           "get_hccl_comm_name",
-          [](ProcessGroupHCCL& self, int /*rank*/, bool /*init_comm*/) {
-            return self.communicator_name(device::current_device());
+          [](ProcessGroupHCCL& self, int /*rank*/, bool init_comm) {
+            return self.communicator_name(device::current_device(), init_comm);
           },
-          "The name by which operators that communicate find the group, on the current device.",
+          "The name by which operators that communicate find the group, on the current device. A group that "
+          "has not "
+          "met its other ranks yet does so, or with init_comm=False has the name ''.",
           py::arg("rank"), py::arg("init_comm") = true, without_gil())
       .def_property_readonly("options", &ProcessGroupHCCL::options)
       // PyTorch asks the ranks that are no part of a new group for it; here those have nothing to do.
