@@ -58,6 +58,30 @@ def test_adapters(device, dtype, offset, size):
     assert torch.equal(target, made)
 
 
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+def test_places_of_experts(mode, ids_dtype):
+    table = torch.tensor([[2, 0, 5, 0], [1, 3, 0, 0], [3, 1, 2, 4]], dtype=torch.int32)
+    ids = torch.randint(0, 3, (7, 2)).to(ids_dtype)
+    scales, threshold = torch.rand(7, 2), torch.tensor([0.1, 0.6])
+    mask = torch.arange(7) < 6
+    rank, ranks = 4, 6
+    found, worth = torch_npu.npu_moe_update_expert(
+        ids.npu(), table.npu(), expert_scales=scales.npu(), pruning_threshold=threshold.npu(),
+        active_mask=mask.npu(), local_rank_id=rank, world_size=ranks, balance_mode=mode,
+    )  # fmt: skip
+    for token in range(7):
+        for choice in range(2):
+            count, *places = table[ids[token, choice]].tolist()
+            place = rank // -(-ranks // count) if mode == 0 else token % count
+            assert found[token, choice] == places[place]
+            kept = bool(scales[token, choice] >= scales[token].sum() * threshold[choice]) and token < 6
+            assert bool(worth[token, choice]) == kept
+    assert found.dtype == ids_dtype
+    alone = torch_npu.npu_moe_update_expert(ids.npu(), table.npu(), balance_mode=1)
+    assert alone[1].shape == (0,)
+
+
 X, W = torch.zeros(2, 4), torch.zeros(1, 1, 4, 4)
 REFUSED = {
     "count": (
@@ -68,6 +92,11 @@ REFUSED = {
         "permuted_tokens with probs",
     ),
     "adapter": (lambda: torch_npu.npu_batch_gather_matmul(X, X, W, X[:, 0].int()), "weight_a"),
+    "places": (lambda: torch_npu.npu_moe_update_expert(X.int(), X.int(), balance_mode=0), "local_rank_id"),
+    "threshold": (
+        lambda: torch_npu.npu_moe_update_expert(X.int(), X.int(), expert_scales=X, balance_mode=1),
+        "expert_scales with pruning_threshold",
+    ),
     "columns": (lambda: torch_npu.npu_batch_gather_matmul_(X, X, W, X[:, 0].int(), W, 0, 1.0, 1), r"y \[B, out\]"),
 }  # fmt: skip
 

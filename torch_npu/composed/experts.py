@@ -142,3 +142,49 @@ def batch_gather_matmul_(
     """npu_batch_gather_matmul in place."""
     given = (self, x, weight_b, indices, weight_a, layer_idx, scale, y_offset, y_slice_size)
     return self.copy_(_adapted("npu_batch_gather_matmul_", *given))
+
+
+@composed(
+    "npu_moe_update_expert(Tensor expert_ids, Tensor eplb_table, *, Tensor? expert_scales=None, "
+    "Tensor? pruning_threshold=None, Tensor? active_mask=None, int local_rank_id=-1, int world_size=-1, "
+    "int balance_mode=0) -> (Tensor, Tensor)"
+)
+def moe_update_expert(
+    expert_ids: Tensor,
+    eplb_table: Tensor,
+    *,
+    expert_scales: Tensor | None = None,
+    pruning_threshold: Tensor | None = None,
+    active_mask: Tensor | None = None,
+    local_rank_id: int = -1,
+    world_size: int = -1,
+    balance_mode: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """The place of each chosen expert expert_ids [BS, K] that has several, and which choices are worth it.
+
+    A row of eplb_table [experts, F] has how many places there are, and then the places. balance_mode 0 gives each of
+    world_size ranks one, 1 takes them in turn, token by token. Choices of active_mask [BS] stay whose expert_scales
+    [BS, K] are at least pruning_threshold [K] times their sum; without these the second result is empty.
+    """
+    name = "npu_moe_update_expert"
+    if expert_ids.dim() != 2 or eplb_table.dim() != 2 or eplb_table.shape[1] < 2:
+        shapes = [list(expert_ids.shape), list(eplb_table.shape)]
+        refuse(name, "expert_ids [BS, K] and eplb_table [experts, 1 + places]", shapes)
+    if balance_mode not in (0, 1) or (balance_mode == 0 and not 0 <= local_rank_id < world_size):
+        refuse(
+            name, "balance_mode 0 with local_rank_id and world_size, or 1", [balance_mode, local_rank_id, world_size]
+        )
+    if (expert_scales is None) != (pruning_threshold is None) or (active_mask is not None and expert_scales is None):
+        refuse(name, "expert_scales with pruning_threshold, and active_mask with both", None)
+    rows = eplb_table.long()[expert_ids.long()]
+    places = rows[..., 0]
+    if balance_mode == 0:
+        number = local_rank_id // ((world_size + places - 1) // places)
+    else:
+        number = torch.arange(expert_ids.shape[0], device=expert_ids.device).unsqueeze(1) % places
+    found = rows.gather(2, (number + 1).unsqueeze(2)).squeeze(2).to(expert_ids.dtype)
+    if expert_scales is None or pruning_threshold is None:
+        return found, torch.empty(0, dtype=torch.bool, device=expert_ids.device)
+    scales = expert_scales.float()
+    worth = scales >= scales.sum(1, keepdim=True) * pruning_threshold.float().view(1, -1)
+    return found, worth if active_mask is None else worth & active_mask.unsqueeze(1)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Composed", "composed", "operators", "refuse", "wide"]
+__all__ = ["Composed", "composed", "dtype_numbered", "operators", "refuse", "refuse_options", "wide"]
 
 _library = torch.library.Library("npu", "FRAGMENT")
 
@@ -60,6 +60,39 @@ def composed(schema: str, *, fake: Callable[..., Any] | None = None) -> Callable
 def refuse(operator: str, expected: str, seen: object) -> NoReturn:
     """Raises the ValueError of an argument that does not fit."""
     raise ValueError(f"{operator}: expected {expected}, got {seen}")
+
+
+def refuse_options(operator: str, options: dict[str, Any]) -> None:
+    """Raises the NotImplementedError of arguments with other values than their defaults.
+
+    PyTorch leaves out keyword arguments that equal their defaults: a function's ``**options`` are those that do not.
+    """
+    if options:
+        seen = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()) if not _is_tensor(value))
+        tensors = ", ".join(name for name, value in sorted(options.items()) if _is_tensor(value))
+        given = ", ".join(part for part in (seen, tensors) if part)
+        raise NotImplementedError(f"{operator}: {given} is not supported; leave it out")
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+# What PyTorch makes of a torch.dtype that is given for an ``int``; CANN's own numbers are 256 more than aclDataType.
+_NUMBERED = {
+    0: torch.uint8, 1: torch.int8, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
+    15: torch.bfloat16, 23: torch.float8_e5m2, 24: torch.float8_e4m3fn, 44: torch.float8_e8m0fnu,
+    291: torch.float8_e5m2, 292: torch.float8_e4m3fn, 293: torch.float8_e8m0fnu,
+}  # fmt: skip
+
+
+def dtype_numbered(operator: str, argument: str, number: int, allowed: tuple[torch.dtype, ...]) -> torch.dtype:
+    """The dtype that a caller gave for an argument whose schema says ``int``."""
+    dtype = _NUMBERED.get(number)
+    if dtype not in allowed:
+        seen = number if dtype is None else dtype
+        raise NotImplementedError(f"{operator}: {argument} must be one of {list(allowed)}, got {seen}")
+    return dtype
 
 
 def wide(x: Tensor) -> Tensor:
