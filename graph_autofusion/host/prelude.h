@@ -382,15 +382,18 @@ INLINE F scale(F x, F n) {
 }
 /// The integer next to x, |x| < 2^22.
 INLINE F nearest(F x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
-INLINE F exp_(F x) {
+/// exp(sign x), sign is 1 or -1, |x| <= 104: the exponent and the fraction lose nothing.
+INLINE F exp_in_range(F x, float sign) {
   // (exp(r) - 1 - r) / r^2, |r| <= ln(2)/2; 4e-9
   static constexpr float terms[] = {0.500000008f, 0.166665257f, 0.0416662339f, 0.00836824942f,
                                     0.00139490367f};
-  // NaN goes through to the product.
-  x = min_or_second(splat(89.0f), max_or_second(splat(-104.0f), x));
-  const F n = nearest(x * 1.44269504f);
-  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const F n = nearest(x * (sign * 1.44269504f));
+  const F r = (x * sign - n * 0.693359375f) + n * 2.12194440e-4f;
   return scale(polynomial(r, terms) * (r * r) + r + 1, n);
+}
+INLINE F exp_(F x) {
+  // NaN goes through to the product.
+  return exp_in_range(min_or_second(splat(89.0f), max_or_second(splat(-104.0f), x)), 1);
 }
 INLINE F log_(F x) {
   // (log((1+s)/(1-s)) - 2s) / s^3 in s^2, |s| <= 0.1716; 2e-11
@@ -424,7 +427,15 @@ INLINE F sigmoid_(F x) {
   // e / (1 + e) = e - e^2 / (1 + e): the error of 1 + e weighs less that way.
   return select(x < 0, e - e * (e * positive), positive);
 }
+#if defined(__AVX512F__)
+/// One instruction holds x within both ends; it loses NaN, which the numerator keeps.
+INLINE F silu_(F x) {
+  const F held = __builtin_ia32_rangeps512_mask(x, splat(104.0f), 2, x, (u16)-1, 4);
+  return x / (1 + exp_in_range(held, -1));
+}
+#else
 INLINE F silu_(F x) { return x / (1 + exp_(-x)); }
+#endif
 INLINE F erf_(F x) {
   // erf(x) / x - 1 in x^2, |x| <= 0.95; 6e-10
   static constexpr float odd[] = {0.12837917f,    -0.376126316f,    0.112836641f,  -0.0268577067f,
