@@ -96,6 +96,13 @@ def test_conversions_are_recorded() -> None:
     assert torch.equal(taken.cpu(), torch.take(TABLE * 2, INDEX.flip(0).long()))
 
 
+def test_one_hot_of_32_bit_classes() -> None:
+    assert torch.equal(F.one_hot(INDEX.npu()).cpu(), F.one_hot(INDEX.long()))
+    assert torch.equal(F.one_hot(INDEX.long().npu(), 7).cpu(), F.one_hot(INDEX.long(), 7))
+    with pytest.raises(RuntimeError, match="index tensor of type LongTensor"):
+        F.one_hot(INDEX.short().npu())
+
+
 def test_other_dtypes_stay_refused() -> None:
     with pytest.raises(RuntimeError, match="Expected a long tensor for index, but got Short"):
         torch.take(TABLE.npu(), INDEX.short().npu())
