@@ -246,6 +246,25 @@ def test_where(dtype):
     compare(torch.where, condition, a, b.to(torch.float32) if dtype != torch.complex64 else b)
 
 
+@pytest.mark.parametrize("on_host", ["c", "a", "b", "ca", "cb", "ab"])
+def test_where_takes_numbers_on_the_cpu(on_host):
+    def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if name in on_host else tensor.npu()
+
+    c, a, b = torch.tensor(True), torch.tensor(2), torch.tensor(3.5, dtype=torch.float64)
+    full = {"c": torch.tensor([True, False, True]), "a": torch.arange(3), "b": torch.tensor([7.5, 8.5, 9.5])}
+    numbers = {"c": c, "a": a, "b": b}
+    arguments = {name: numbers[name] if name in on_host else full[name] for name in "cab"}
+    expected = torch.where(*arguments.values())
+    result = torch.where(*(place(name, tensor) for name, tensor in arguments.items()))
+    assert result.device.type == "npu"
+    assert result.dtype == expected.dtype
+    assert torch.equal(result.cpu(), expected)
+    out = torch.empty_like(result)
+    torch.where(*(place(name, tensor) for name, tensor in arguments.items()), out=out)
+    assert torch.equal(out, result)
+
+
 def test_other():
     a, b = sample((4, 5), torch.float32), sample((4, 5), torch.float32, seed=1)
     compare(torch.complex, a, b)

@@ -15,47 +15,49 @@ namespace {
 Aclnn<decltype(::aclnnSWhereGetWorkspaceSize)> aclnn_where("aclnnSWhere");
 Aclnn<decltype(::aclnnEqualGetWorkspaceSize)> aclnn_equal("aclnnEqual");
 
-/// The output of where: it is not structured, but TensorIterator says what it looks like.
-class WhereMeta : public at::TensorIteratorBase {
- public:
-  void meta(const at::Tensor& condition, const at::Tensor& self, const at::Tensor& other) {
-    const auto dtype = at::result_type(self, other);
-    const at::Tensor& out = maybe_get_output(0);
-    TORCH_CHECK(!out.defined() || out.scalar_type() == dtype, "Expected out type to be ", dtype, " but got ",
-                out.scalar_type());
+/// What where selects from, on the device: numbers on the CPU may be any of the three.
+struct Where {
+  Where(const at::Tensor& condition, const at::Tensor& self, const at::Tensor& other)
+      : dtype(at::result_type(self, other)) {
     TORCH_CHECK(condition.scalar_type() == at::kBool || condition.scalar_type() == at::kByte,
                 "where expected condition to be a boolean tensor, but got a tensor with dtype ",
                 condition.scalar_type());
+    this->condition = on_device(condition, at::kBool);
+    this->self = on_device(self, dtype);
+    this->other = on_device(other, dtype);
+  }
+
+  at::ScalarType dtype;
+  c10::MaybeOwned<at::Tensor> condition, self, other;
+};
+
+/// The output of where: it is not structured, but TensorIterator says what it looks like.
+class WhereMeta : public at::TensorIteratorBase {
+ public:
+  void meta(const Where& where) {
     const auto device = at::Device(at::kPrivateUse1, device::current_device());
+    const at::Tensor& out = maybe_get_output(0);
+    TORCH_CHECK(!out.defined() || out.scalar_type() == where.dtype, "Expected out type to be ", where.dtype,
+                " but got ", out.scalar_type());
     build(at::TensorIteratorConfig()
               .check_all_same_dtype(false)
               .add_output(out)
-              .add_const_input(condition)
-              .add_const_input(self)
-              .add_const_input(other)
-              .allow_cpu_scalars(true)
-              .declare_static_dtype_and_device(dtype, device));
-    dtype_ = dtype;
+              .add_const_input(*where.condition)
+              .add_const_input(*where.self)
+              .add_const_input(*where.other)
+              .declare_static_dtype_and_device(where.dtype, device));
   }
-  at::ScalarType result_dtype() const { return dtype_; }
-
- private:
-  at::ScalarType dtype_ = at::kFloat;
 };
-
-void call_where(const at::Tensor& condition, const at::Tensor& self, const at::Tensor& other,
-                at::ScalarType dtype, at::Tensor& out) {
-  aclnn_where(*on_device(condition, at::kBool), *on_device(self, dtype), *on_device(other, dtype), out);
-}
 
 }  // namespace
 
 at::Tensor where(const at::Tensor& condition, const at::Tensor& self, const at::Tensor& other) {
   const DeviceSwitch on(DeviceSwitch::of(condition, self, other));
   if (!aclnn_where.available()) return fallback<at::_ops::where_self>(condition, self, other);
+  const Where operands(condition, self, other);
   NewOutputs<WhereMeta, 1> rule;
-  rule.meta(condition, self, other);
-  call_where(condition, self, other, rule.result_dtype(), rule.output(0));
+  rule.meta(operands);
+  aclnn_where(*operands.condition, *operands.self, *operands.other, rule.output(0));
   return std::move(rule.output(0));
 }
 
@@ -63,9 +65,10 @@ at::Tensor& where_out(const at::Tensor& condition, const at::Tensor& self, const
                       at::Tensor& out) {
   const DeviceSwitch on(DeviceSwitch::of(condition, self, other));
   if (!aclnn_where.available()) return fallback<at::_ops::where_self_out>(condition, self, other, out);
+  const Where operands(condition, self, other);
   GivenOutputs<WhereMeta, 1> rule(out);
-  rule.meta(condition, self, other);
-  call_where(condition, self, other, rule.result_dtype(), out);
+  rule.meta(operands);
+  aclnn_where(*operands.condition, *operands.self, *operands.other, out);
   return out;
 }
 
