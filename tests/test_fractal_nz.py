@@ -254,9 +254,19 @@ def test_in_place_casts_of_shared_memory_are_refused():
     assert torch_npu.get_npu_format(parameter) is ND
 
 
-def test_what_is_no_matrix_is_refused():
-    with pytest.raises(ValueError, match=r"FRACTAL_NZ \(29\) packs matrices; expected .* got shape \[5\]"):
-        torch_npu.npu_format_cast(torch.ones(5, device="npu"), NZ)
+def test_what_is_no_matrix_stays_plain_and_says_so(capfd):
+    x = torch.ones(5, device="npu")
+    torch._C._set_warnAlways(True)
+    try:
+        y = torch_npu.npu_format_cast(x, NZ)
+        torch_npu.npu_format_cast_(x, NZ)
+    finally:
+        torch._C._set_warnAlways(False)
+    said = "FRACTAL_NZ (29) packs matrices; a tensor of shape [5] stays in its plain format"
+    assert capfd.readouterr().err.count(said) == 2
+    assert torch_npu.get_npu_format(x) is torch_npu.get_npu_format(y) is ND
+    assert y.data_ptr() != x.data_ptr()
+    assert torch.equal(x, y)
 
 
 def test_resizing_is_refused():

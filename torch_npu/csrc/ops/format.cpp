@@ -22,12 +22,18 @@ bool is_private(int64_t format) {
   return !is_plain(format) && format >= 0 && format <= ACL_FORMAT_FRACTAL_NZ_C0_8;
 }
 
-/// Whether tensors can have the format. A private one but FRACTAL_NZ leaves them as they are, and a warning
-/// says so once.
-bool is_known(const char* op, int64_t format) {
+/// Whether the tensor can have the format. FRACTAL_NZ packs matrices; another private format leaves tensors as
+/// they are, and a warning says so once.
+bool can_have(const char* op, const at::Tensor& self, int64_t format) {
   TORCH_CHECK_VALUE(is_plain(format) || is_private(format), op, ": acl_format=", format,
                     " is no format of CANN's; see torch_npu.Format");
-  if (!is_private(format) || format == ACL_FORMAT_FRACTAL_NZ) return true;
+  if (!is_private(format)) return true;
+  if (format == ACL_FORMAT_FRACTAL_NZ) {
+    if (self.dim() >= 2) return true;
+    TORCH_WARN_ONCE(op, ": FRACTAL_NZ (29) packs matrices; a tensor of shape ", self.sizes(),
+                    " stays in its plain format");
+    return false;
+  }
   TORCH_WARN_ONCE(op, ": acl_format=", format,
                   " is a private format that tensors do not have here (FRACTAL_NZ is); the tensor stays in "
                   "its plain format, which every operator takes");
@@ -61,7 +67,7 @@ int64_t format_of(const at::Tensor& self) {
 }
 
 const at::Tensor& set_format(const char* op, const at::Tensor& self, int64_t format) {
-  if (!is_known(op, format) || format_of(self) == format) return self;
+  if (!can_have(op, self, format) || format_of(self) == format) return self;
   if (format == ACL_FORMAT_FRACTAL_NZ || is_packed(self)) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         self.is_privateuseone() && !self.key_set().has(c10::DispatchKey::Python), op, ": self is on ",
@@ -89,7 +95,7 @@ at::Tensor& set_format(const char* op, at::Tensor& self, int64_t format) {
 }
 
 at::Tensor format_cast(const char* op, const at::Tensor& self, int64_t format) {
-  if (!is_known(op, format)) return self.clone();
+  if (!can_have(op, self, format)) return self.clone();
   if (format_of(self) == format) return self.alias();
   if (format == ACL_FORMAT_FRACTAL_NZ || is_packed(self)) {
     static const auto cast = c10::Dispatcher::singleton()
@@ -108,10 +114,6 @@ at::Tensor cast_packed(const at::Tensor& self, int64_t format) {
         is_packed(self) ? plain.contiguous() : plain.clone(at::MemoryFormat::Contiguous);
     return set_format("npu_format_cast", result, format);
   }
-  TORCH_CHECK_VALUE(plain.dim() >= 2,
-                    "npu_format_cast: FRACTAL_NZ (29) packs matrices; expected a tensor "
-                    "with two dimensions or more, got shape ",
-                    plain.sizes(), ". Leave it in ND");
   return pack(plain, ACL_FORMAT_FRACTAL_NZ);
 }
 
