@@ -107,3 +107,16 @@ def test_what_the_collector_knows():
     assert profiler.supported_export_type() == {"db", "text"}
     assert profiler.ProfilerActivity.NPU in profiler.supported_activities()
     assert torch_npu.profiler is profiler
+
+
+def test_marks_of_the_autograd_profiler():
+    graph = torch.npu.NPUGraph()
+    work()
+    with torch.autograd.profiler.profile(use_device="npu") as p:
+        work()
+        with torch.npu.graph(graph):
+            work()
+    ran, recorded = (e for e in p.function_events if e.name == "aten::mm")
+    assert ran.device_time_total > 0
+    assert recorded.device_time_total == 0
+    assert "NPU total" in p.key_averages().table()
