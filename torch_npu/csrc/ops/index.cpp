@@ -11,6 +11,7 @@
 #include "torch_npu/csrc/dispatch/fallback.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
 #include "torch_npu/csrc/dispatch/rules.h"
+#include "torch_npu/csrc/ops/common_dtypes.h"
 #include "torch_npu/csrc/ops/dynamic_output.h"
 
 namespace torch_npu::ops {
@@ -84,7 +85,7 @@ bool all_undefined(const std::vector<at::Tensor>& indices) {
 /// index with the outputs of `rule` (new or given ones); false if this is a case for the CPU.
 template <class Rule>
 bool try_index(Rule& rule, const at::Tensor& self, const OptionalTensors& indices) {
-  if (!aclnn_index.available()) return false;
+  if (!aclnn_index.available() || !takes(kCommonDtypes, self)) return false;
   auto where = positions(self, indices);
   if (all_undefined(where)) return false;
   rule.meta(self, as_optional(where));
@@ -122,7 +123,8 @@ at::Tensor& index_put_impl_(at::Tensor& self, const OptionalTensors& indices, co
     return fallback<at::_ops::_index_put_impl_>(self, indices, values, accumulate, unsafe);
   };
   if (!self.is_privateuseone()) require_host_indices(indices);
-  if (!self.is_privateuseone() || !aclnn_index_put.available()) return on_cpu();
+  if (!self.is_privateuseone() || !aclnn_index_put.available() || !takes(kCommonDtypes, self))
+    return on_cpu();
   TORCH_CHECK_INDEX(static_cast<int64_t>(indices.size()) <= self.dim(),
                     "too many indices for tensor of dimension ", self.dim(), " (got ", indices.size(), ")");
   if (!accumulate && values.numel() == 1) {
@@ -157,10 +159,10 @@ at::Tensor& masked_fill_tensor_(at::Tensor& self, const at::Tensor& mask, const 
   TORCH_CHECK(value.dim() == 0,
               "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with ", value.dim(),
               " dimension(s).");
-  const bool takes_mask = mask.scalar_type() == at::kBool;
-  if (is_host_scalar(value) && takes_mask && aclnn_masked_fill_scalar.available()) {
+  const bool takes_both = mask.scalar_type() == at::kBool && takes(kCommonDtypes, self);
+  if (is_host_scalar(value) && takes_both && aclnn_masked_fill_scalar.available()) {
     aclnn_masked_fill_scalar(self, mask, value.item());
-  } else if (value.is_privateuseone() && takes_mask && aclnn_masked_fill_tensor.available()) {
+  } else if (value.is_privateuseone() && takes_both && aclnn_masked_fill_tensor.available()) {
     aclnn_masked_fill_tensor(self, mask, value);
   } else {
     return fallback<at::_ops::masked_fill__Tensor>(self, mask, value);
@@ -171,7 +173,7 @@ at::Tensor& masked_fill_tensor_(at::Tensor& self, const at::Tensor& mask, const 
 at::Tensor masked_select(const at::Tensor& self, const at::Tensor& mask) {
   same_device("masked_select", self, "self", mask, "mask");
   const DeviceSwitch on(DeviceSwitch::of(self, mask));
-  if (!aclnn_masked_select.available() || mask.scalar_type() != at::kBool) {
+  if (!aclnn_masked_select.available() || mask.scalar_type() != at::kBool || !takes(kCommonDtypes, self)) {
     return fallback<at::_ops::masked_select>(self, mask);
   }
   const auto sizes = at::infer_size_dimvector(self.sizes(), mask.sizes());
@@ -190,7 +192,7 @@ at::Tensor& masked_select_out(const at::Tensor& self, const at::Tensor& mask, at
 // The operator lists one row of indices a dimension, which is how PyTorch lays out its transpose.
 at::Tensor nonzero(const at::Tensor& self) {
   const DeviceSwitch on(DeviceSwitch::of(self));
-  if (!aclnn_nonzero.available()) return fallback<at::_ops::nonzero>(self);
+  if (!aclnn_nonzero.available() || !takes(kCommonDtypes, self)) return fallback<at::_ops::nonzero>(self);
   DynamicOutput out("aten::nonzero", new_output({self.dim(), self.numel()}, at::kLong, self));
   aclnn_nonzero(self, out.descriptor());
   return out.finish().t();

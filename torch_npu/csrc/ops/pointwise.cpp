@@ -8,12 +8,18 @@
 #include "torch_npu/csrc/dispatch/fallback.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
 #include "torch_npu/csrc/dispatch/rules.h"
+#include "torch_npu/csrc/ops/common_dtypes.h"
 
 namespace torch_npu::ops {
 namespace {
 
 Aclnn<decltype(::aclnnSWhereGetWorkspaceSize)> aclnn_where("aclnnSWhere");
 Aclnn<decltype(::aclnnEqualGetWorkspaceSize)> aclnn_equal("aclnnEqual");
+
+bool where_takes(const at::Tensor& self, const at::Tensor& other) {
+  return aclnn_where.available() && takes(kCommonDtypes, self) && takes(kCommonDtypes, other) &&
+         at::result_type(self, other) != at::kComplexHalf;
+}
 
 /// What where selects from, on the device: numbers on the CPU may be any of the three.
 struct Where {
@@ -53,7 +59,7 @@ class WhereMeta : public at::TensorIteratorBase {
 
 at::Tensor where(const at::Tensor& condition, const at::Tensor& self, const at::Tensor& other) {
   const DeviceSwitch on(DeviceSwitch::of(condition, self, other));
-  if (!aclnn_where.available()) return fallback<at::_ops::where_self>(condition, self, other);
+  if (!where_takes(self, other)) return fallback<at::_ops::where_self>(condition, self, other);
   const Where operands(condition, self, other);
   NewOutputs<WhereMeta, 1> rule;
   rule.meta(operands);
@@ -64,7 +70,7 @@ at::Tensor where(const at::Tensor& condition, const at::Tensor& self, const at::
 at::Tensor& where_out(const at::Tensor& condition, const at::Tensor& self, const at::Tensor& other,
                       at::Tensor& out) {
   const DeviceSwitch on(DeviceSwitch::of(condition, self, other));
-  if (!aclnn_where.available()) return fallback<at::_ops::where_self_out>(condition, self, other, out);
+  if (!where_takes(self, other)) return fallback<at::_ops::where_self_out>(condition, self, other, out);
   const Where operands(condition, self, other);
   GivenOutputs<WhereMeta, 1> rule(out);
   rule.meta(operands);
@@ -76,7 +82,7 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
   same_device("equal", self, "self", other, "other");
   const DeviceSwitch on(DeviceSwitch::of(self, other));
   if (self.sizes() != other.sizes()) return false;
-  if (!aclnn_equal.available() || self.is_complex() || self.scalar_type() != other.scalar_type()) {
+  if (!aclnn_equal.available() || !takes(kRealDtypes, self) || self.scalar_type() != other.scalar_type()) {
     return fallback<at::_ops::equal>(self, other);
   }
   at::Tensor out = new_output({}, at::kBool, self);

@@ -7,6 +7,8 @@
 #include "torch_npu/csrc/dispatch/device_switch.h"
 #include "torch_npu/csrc/dispatch/fallback.h"
 #include "torch_npu/csrc/dispatch/outputs.h"
+#include "torch_npu/csrc/dispatch/rules.h"
+#include "torch_npu/csrc/ops/common_dtypes.h"
 #include "torch_npu/csrc/ops/dynamic_output.h"
 
 namespace torch_npu::ops {
@@ -17,7 +19,7 @@ Aclnn<decltype(::aclnnUnique2GetWorkspaceSize)> aclnn_unique2("aclnnUnique2");
 Aclnn<decltype(::aclnnUniqueDimGetWorkspaceSize)> aclnn_unique_dim("aclnnUniqueDim");
 Aclnn<decltype(::aclnnUniqueConsecutiveGetWorkspaceSize)> aclnn_unique_consecutive("aclnnUniqueConsecutive");
 
-bool takes_dtype(const at::Tensor& self) { return !self.is_complex() && self.numel() > 0; }
+bool takes_dtype(const at::Tensor& self) { return takes(kRealDtypes, self) && self.numel() > 0; }
 
 /// int64 of these sizes if wanted, else empty.
 at::Tensor positions(bool wanted, at::IntArrayRef sizes, const at::Tensor& self) {
