@@ -34,6 +34,8 @@ _VECTOR = {
 _WRAP = {DType.I16: "wrap_i16", DType.I8: "wrap_i8", DType.U8: "wrap_u8"}
 SHORT_ROW = 128
 """Elements up to which rows are folded side by side: what they share is loaded once."""
+MOST_SIDE_BY_SIDE = 1 << 20
+"""Points of a launch up to which they are: more do not lie in a cache, and memory is read faster in order."""
 ROWS_SIDE_BY_SIDE = 8
 """So many sums hide the latency of an addition. The processor fetches one stream ahead, but not eight unasked."""
 _SCRATCH_ON_STACK = 1 << 18
@@ -192,7 +194,9 @@ class _HostPrinter:
             self.put(f"{self._vector(r)} v{r};")
         if self._has_short_rows(first):
             length = f"n{self.program.vector}"
-            self.open(f"if (rows == lanes && {length} <= {SHORT_ROW} && {length} % lanes == 0)")
+            points = " * ".join(f"n{i}" for i in range(len(self.program.axes)))
+            short = f"{length} <= {SHORT_ROW} && {length} % lanes == 0"
+            self.open(f"if (rows == lanes && {short} && {points} <= {MOST_SIDE_BY_SIDE})")
             self._rows_side_by_side(axis, first)
             self.close("} else {")
             self.depth += 1
