@@ -1,4 +1,4 @@
-"""Attention over chosen keys (torch_npu/composed/sparse_attention.py), query by query in float64."""
+"""Attention over chosen keys, and keys summed by blocks (torch_npu/composed), query by query in float64."""
 
 from __future__ import annotations
 
@@ -132,6 +132,78 @@ def test_gradient_of_chosen_keys():
     out.backward(grad.npu())
     for leaf, expected in zip(leaves, reference, strict=True):
         assert_close(leaf.grad, expected.grad, terms=16)
+
+
+@pytest.mark.parametrize("layout", ["BSND", "TND"])
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_explicit_gradient(layout, block, dtype):
+    data = sample(block, dtype)
+    tnd = layout == "TND"
+    q, k, i = (
+        torch.cat(data[n]) if tnd else padded(data[n], s, v) for n, s, v in (("q", 3, 0), ("k", 9, 0), ("i", 3, -1))
+    )
+    k, i = k.unsqueeze(-2), i.unsqueeze(-2)
+    ends = [(torch.tensor(n).cumsum(0) if tnd else torch.tensor(n)).int().npu() for n in (LENGTHS, KEYS)]
+    parts = [
+        q[..., :WIDTH],
+        k[..., :WIDTH],
+        torch.randn(k[..., :WIDTH].shape).to(dtype),
+        q[..., WIDTH:],
+        k[..., WIDTH:],
+    ]
+    leaves = [t.contiguous().npu().requires_grad_() for t in parts]
+    out, largest, total = torch_npu.npu_sparse_flash_attention(
+        *leaves[:3], i.npu(), SCALE, query_rope=leaves[3], key_rope=leaves[4], sparse_block_size=block,
+        actual_seq_lengths_query=ends[0], actual_seq_lengths_kv=ends[1], layout_query=layout, layout_kv=layout,
+        attention_mode=2, return_softmax_lse=True,
+    )  # fmt: skip
+    grad = torch.randn(out.shape).to(dtype).npu()
+    out.backward(grad)
+    plain = [t.detach() for t in leaves]
+    explicit = torch_npu.npu_sparse_flash_attention_grad(
+        *plain[:3], i.npu(), grad, out.detach(), largest.detach(), total.detach(), SCALE, block, *plain[3:], *ends,
+        layout, attention_mode=2,
+    )  # fmt: skip
+    for leaf, gradient in zip(leaves, explicit, strict=True):
+        assert gradient.dtype == dtype
+        assert_close(gradient, leaf.grad, terms=64, atol=torch.finfo(dtype).eps * 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quantized_keys(dtype):
+    tile, rope = 4, 2
+    query = torch.randn(2, 3, HEADS, 8 + rope).bfloat16()
+    numbers = torch.randint(-20, 20, (2, 6, 1, 8)).to(dtype)
+    scales, turned = torch.rand(2, 6, 1, 2), torch.randn(2, 6, 1, rope).bfloat16()
+    cache = torch.cat([t.contiguous().view(torch.int8) for t in (numbers, turned, scales)], -1).view(dtype).npu()
+    wide = (numbers.float().unflatten(-1, (2, tile)) * scales.unsqueeze(-1)).flatten(-2)
+    indices = torch.stack([torch.randperm(6)[:4] for _ in range(6)]).view(2, 3, 1, 4).int().npu()
+    actual = torch_npu.npu_kv_quant_sparse_flash_attention(
+        query.npu(),
+        cache,
+        cache,
+        indices,
+        SCALE,
+        2,
+        2,
+        sparse_mode=0,
+        attention_mode=2,
+        tile_size=tile,
+        rope_head_dim=rope,
+    )
+    expected = torch_npu.npu_sparse_flash_attention(
+        query[..., :8].float().npu(), wide.npu(), wide.npu(), indices, SCALE, query_rope=query[..., 8:].float().npu(),
+        key_rope=turned.float().npu(), sparse_mode=0, attention_mode=2,
+    )[0]  # fmt: skip
+    assert actual.dtype == torch.bfloat16
+    assert_close(actual, expected.double(), terms=6)
+    with pytest.raises(ValueError, match="key of 20 bytes"):
+        torch_npu.npu_kv_quant_sparse_flash_attention(
+            query.npu(), cache[..., 1:], cache[..., 1:], indices, SCALE, 2, 2, tile_size=tile, rope_head_dim=rope
+        )
+    with pytest.raises(NotImplementedError, match="quant modes"):
+        torch_npu.npu_kv_quant_sparse_flash_attention(query.npu(), cache, cache, indices, SCALE, 1, 2)
 
 
 @DEVICES

@@ -1,92 +1,16 @@
-"""Attention over chosen keys, and keys compressed in blocks."""
+"""Attention over chosen keys."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_npu.composed.registry import composed, refuse
+from torch_npu.composed.registry import composed, refuse, refuse_options
+from torch_npu.composed.sparse_places import attend, places, shown_keys
 
 _ALL = 9223372036854775807
-
-
-class _Places(NamedTuple):
-    """Of each query [groups, queries]: where its sequence of keys starts in the group, how long it is, its place."""
-
-    start: Tensor
-    length: Tensor
-    place: Tensor  # among the keys: the last one that a causal mask shows
-    counts: Tensor  # whether there is a query
-
-
-def _of_ends(ends: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The sequence of each token, and where each sequence starts and how long it is."""
-    ends = ends.long()
-    starts = torch.cat((ends.new_zeros(1), ends[:-1]))
-    return torch.searchsorted(ends, torch.arange(count, device=ends.device), right=True), starts, ends - starts
-
-
-def _places(
-    query: Tensor, lengths_q: Tensor | None, lengths: Tensor | None, layout: str, layout_kv: str, keys: int
-) -> _Places:
-    """``keys``: how many each sequence has room for; in layout TND they all follow one another."""
-    device = query.device
-    if layout == "TND":
-        assert lengths_q is not None
-        sequence, starts_q, counts_q = _of_ends(lengths_q, query.shape[0])
-        real = sequence < counts_q.shape[0]
-        sequence = sequence.clamp_max(counts_q.shape[0] - 1)
-        assert lengths is not None
-        if layout_kv == "TND":
-            _, starts, counts = _of_ends(lengths, 0)
-        else:
-            counts = lengths.long()
-            starts = torch.arange(counts.shape[0], device=device) * keys
-        own = torch.arange(query.shape[0], device=device) - starts_q[sequence]
-        place = counts[sequence] - counts_q[sequence] + own
-        return _Places(*(t[None] for t in (starts[sequence], counts[sequence], place, real)))
-    batch, queries = query.shape[:2]
-    rows = torch.arange(queries, device=device)[None]
-    counts_q = torch.full((batch,), queries, device=device) if lengths_q is None else lengths_q.long()
-    counts = torch.full((batch,), keys, device=device) if lengths is None else lengths.long()
-    place = (counts - counts_q)[:, None] + rows
-    length = counts[:, None].expand_as(place)
-    return _Places(torch.zeros_like(place), length, place, rows < counts_q[:, None])
-
-
-def _shown(indices: Tensor, block: int, at: _Places, keys: int, causal: bool) -> Tensor:
-    """Which keys each query sees, [groups, queries, keys]: blocks of the indices up to the first negative one."""
-    chosen = indices.long()
-    used = (chosen >= 0).cumprod(-1).bool()
-    inner = torch.arange(block, device=indices.device)
-    tokens = (chosen.unsqueeze(-1) * block + inner).flatten(-2)
-    limit = torch.minimum(at.length, at.place + 1) if causal else at.length
-    used = used.repeat_interleave(block, -1) & (tokens < limit.unsqueeze(-1)) & at.counts.unsqueeze(-1)
-    places = (tokens + at.start.unsqueeze(-1)).where(used, keys)  # what is not used goes behind the last key
-    shown = torch.zeros(*indices.shape[:-1], keys + 1, dtype=torch.bool, device=indices.device)
-    return shown.scatter(-1, places, True)[..., :keys]
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, shown: Tensor, scale: float, sinks: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention [groups, queries, heads, D], its maxima and sums; zeros for a query that sees nothing."""
-    scores = torch.einsum("gsnd,gtd->gsnt", query.float(), key.float()) * scale
-    scores = scores.masked_fill(~shown.unsqueeze(2), -torch.inf)
-    largest = scores.amax(-1)
-    if sinks is not None:
-        largest = torch.maximum(largest, sinks.float())
-    base = largest.masked_fill(largest == -torch.inf, 0)
-    weights = (scores - base.unsqueeze(-1)).exp()
-    total = weights.sum(-1)
-    if sinks is not None:
-        total = total + (sinks.float() - base).exp()
-    result = torch.einsum("gsnt,gtd->gsnd", weights, value.float())
-    seen = shown.any(-1)[..., None, None]
-    return (result / total.unsqueeze(-1)).where(seen, 0), largest, total
 
 
 @composed(
@@ -148,65 +72,147 @@ def sparse_flash_attention(
     if block_table is not None:
         keys, values = (t[block_table.long().clamp_min(0)].flatten(1, 2) for t in (keys, values))
     room = keys.shape[-2]
-    at = _places(query, actual_seq_lengths_query, actual_seq_lengths_kv, layout_query, layout_kv, room)
+    at = places(query, actual_seq_lengths_query, actual_seq_lengths_kv, layout_query, layout_kv, room)
     groups, chosen = query, sparse_indices.squeeze(-2)
     if tnd:
         groups, chosen = groups[None], chosen[None]
         keys, values = (t.flatten(0, -2)[None] for t in (keys, values))
-    shown = _shown(chosen, sparse_block_size, at, keys.shape[1], sparse_mode == 3)
-    out, largest, total = _attend(groups, keys, values, shown, scale_value, sinks)
+    shown = shown_keys(chosen, sparse_block_size, at, keys.shape[1], sparse_mode == 3)
+    out, largest, total = attend(groups, keys, values, shown, scale_value, sinks)
     out = (out[0] if tnd else out).to(value.dtype)
     if not return_softmax_lse:
         return out, out.new_empty(0, dtype=torch.float32), out.new_empty(0, dtype=torch.float32)
     return out, largest if tnd else largest.unsqueeze(1), total if tnd else total.unsqueeze(1)
 
 
-def _windows(operator: str, input: Tensor, weight: Tensor, block: int, stride: int, ends: list[int] | None) -> Tensor:
-    """The tokens [blocks, tokens of one] of each block inside a sequence."""
-    if input.dim() != 3 or weight.shape != (block, input.shape[1]) or block < 1 or stride < 1:
-        shapes = [list(input.shape), list(weight.shape), block, stride]
-        refuse(operator, "input [T, N, D] and weight [compress_block_size, N]", shapes)
-    bounds = [0, *(ends if ends is not None else [input.shape[0]])]
-    if sorted(bounds) != bounds or bounds[-1] > input.shape[0]:
-        refuse(operator, f"ends of sequences that grow up to {input.shape[0]}", ends)
-    starts = [s for a, b in pairwise(bounds) for s in range(a, b - block + 1, stride)]
-    first = torch.tensor(starts, dtype=torch.int64, device=input.device)
-    return first.unsqueeze(1) + torch.arange(block, device=input.device)
+def _grouped(x: Tensor, layout: str) -> Tensor:
+    return x[None] if layout == "TND" else x
 
 
-_COMPRESS = "int compress_block_size, int compress_stride, *, int[]? actual_seq_len=None"
+@composed(
+    "npu_sparse_flash_attention_grad(Tensor query, Tensor key, Tensor value, Tensor sparse_indices, Tensor d_out, "
+    "Tensor out, Tensor softmax_max, Tensor softmax_sum, float scale_value, int sparse_block_size, "
+    "Tensor? query_rope=None, Tensor? key_rope=None, Tensor? actual_seq_qlen=None, Tensor? actual_seq_kvlen=None, "
+    f"str? layout='BSND', int? sparse_mode=3, int? pre_tokens={_ALL}, int? next_tokens={_ALL}, "
+    "int? attention_mode=0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+def sparse_flash_attention_grad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    d_out: Tensor,
+    out: Tensor,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    scale_value: float,
+    sparse_block_size: int,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    actual_seq_qlen: Tensor | None = None,
+    actual_seq_kvlen: Tensor | None = None,
+    layout: str | None = "BSND",
+    sparse_mode: int | None = 3,
+    pre_tokens: int | None = _ALL,
+    next_tokens: int | None = _ALL,
+    attention_mode: int | None = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of npu_sparse_flash_attention by query, key, value, query_rope and key_rope (None without them).
 
-
-@composed(f"npu_nsa_compress(Tensor input, Tensor weight, {_COMPRESS}) -> Tensor")
-def nsa_compress(
-    input: Tensor,
-    weight: Tensor,
-    compress_block_size: int,
-    compress_stride: int,
-    *,
-    actual_seq_len: list[int] | None = None,
-) -> Tensor:
-    """Sums of blocks of tokens of input [T, N, D], weighted by weight [block, N]; blocks start every stride tokens.
-
-    actual_seq_len: where each sequence ends; blocks that do not fit into one are left out.
+    out, softmax_max and softmax_sum are its results; layout BSND or TND. attention_mode must be 2.
     """
-    tokens = _windows("npu_nsa_compress", input, weight, compress_block_size, compress_stride, actual_seq_len)
-    return torch.einsum("btnd,tn->bnd", input[tokens].float(), weight.float()).to(input.dtype)
+    name = "npu_sparse_flash_attention_grad"
+    if layout not in ("BSND", "TND") or (layout == "TND" and (actual_seq_qlen is None or actual_seq_kvlen is None)):
+        refuse(name, "layout BSND, or TND with actual_seq_qlen and actual_seq_kvlen", layout)
+    if sparse_mode not in (0, 3) or attention_mode != 2 or (pre_tokens, next_tokens) != (_ALL, _ALL):
+        options = [sparse_mode, attention_mode, pre_tokens, next_tokens]
+        refuse(name, "sparse_mode 0 or 3, attention_mode 2 and no limits of tokens", options)
+    width, rope = query.shape[-1], query_rope is not None and key_rope is not None
+    q, k = query, key
+    if query_rope is not None and key_rope is not None:
+        q, k = torch.cat((query, query_rope), -1), torch.cat((key, key_rope), -1)
+    at = places(query, actual_seq_qlen, actual_seq_kvlen, layout, layout, key.shape[-3])
+    q, grad, made = (_grouped(t, layout).float() for t in (q, d_out, out))
+    k, v = (_grouped(t.squeeze(-2), layout).float() for t in (k, value))
+    shown = shown_keys(
+        _grouped(sparse_indices.squeeze(-2), layout), sparse_block_size, at, k.shape[1], sparse_mode == 3
+    )
+    largest, total = (t.squeeze(0 if layout == "TND" else 1) for t in (softmax_max, softmax_sum))
+    largest, total = _grouped(largest, layout), _grouped(total, layout)
+    scores = torch.einsum("gsnd,gtd->gsnt", q, k) * scale_value
+    weights = ((scores - largest.unsqueeze(-1)).exp() / total.unsqueeze(-1)).where(shown.unsqueeze(2), 0)
+    by_weights = torch.einsum("gsnd,gtd->gsnt", grad, v)
+    by_scores = weights * (by_weights - (grad * made).sum(-1, keepdim=True))
+    dq = torch.einsum("gsnt,gtd->gsnd", by_scores, k) * scale_value
+    dk = torch.einsum("gsnt,gsnd->gtd", by_scores, q) * scale_value
+    dv = torch.einsum("gsnt,gsnd->gtd", weights, grad)
+    if layout == "TND":
+        dq, dk, dv = dq[0], dk[0], dv[0]
+    dk, dv = dk.unsqueeze(-2), dv.unsqueeze(-2)
+    results = dq[..., :width].to(query.dtype), dk[..., :width].to(key.dtype), dv.to(value.dtype)
+    if not rope:
+        return *results, None, None
+    return *results, dq[..., width:].to(query.dtype), dk[..., width:].to(key.dtype)
 
 
-@composed(f"npu_nsa_compress_grad(Tensor grad, Tensor input, Tensor weight, {_COMPRESS}) -> (Tensor, Tensor)")
-def nsa_compress_grad(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    compress_block_size: int,
-    compress_stride: int,
+@composed(
+    "npu_kv_quant_sparse_flash_attention(Tensor query, Tensor key, Tensor value, Tensor sparse_indices, "
+    "float scale_value, int key_quant_mode, int value_quant_mode, *, Tensor? key_dequant_scale=None, "
+    "Tensor? value_dequant_scale=None, Tensor? block_table=None, Tensor? actual_seq_lengths_query=None, "
+    'Tensor? actual_seq_lengths_kv=None, int sparse_block_size=1, str layout_query="BSND", '
+    f'str layout_kv="BSND", int sparse_mode=3, int pre_tokens={_ALL}, int next_tokens={_ALL}, int attention_mode=0, '
+    "int quant_scale_repo_mode=1, int tile_size=128, int rope_head_dim=64, int? key_dtype=None, "
+    "int? value_dtype=None, Tensor? sinks=None) -> Tensor"
+)
+def kv_quant_sparse_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale_value: float,
+    key_quant_mode: int,
+    value_quant_mode: int,
     *,
-    actual_seq_len: list[int] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of npu_nsa_compress by input and weight."""
-    tokens = _windows("npu_nsa_compress_grad", input, weight, compress_block_size, compress_stride, actual_seq_len)
-    blocks = torch.einsum("bnd,tn->btnd", grad.float(), weight.float())
-    by_input = torch.zeros_like(input, dtype=torch.float32).index_add(0, tokens.flatten(), blocks.flatten(0, 1))
-    by_weight = torch.einsum("bnd,btnd->tn", grad.float(), input[tokens].float())
-    return by_input.to(input.dtype), by_weight.to(weight.dtype)
+    block_table: Tensor | None = None,
+    actual_seq_lengths_query: Tensor | None = None,
+    actual_seq_lengths_kv: Tensor | None = None,
+    sparse_block_size: int = 1,
+    layout_query: str = "BSND",
+    layout_kv: str = "BSND",
+    sparse_mode: int = 3,
+    attention_mode: int = 0,
+    tile_size: int = 128,
+    rope_head_dim: int = 64,
+    sinks: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """npu_sparse_flash_attention of quantized keys, of which the values are a part.
+
+    query [.., N, D + rope_head_dim]. The bytes of a key (int8 or float8_e4m3fn) are D elements, rope_head_dim of the
+    query's dtype, and a float32 scale for each tile_size elements. value is the same cache and is not read. Both quant
+    modes and attention_mode must be 2.
+    """
+    name = "npu_kv_quant_sparse_flash_attention"
+    refuse_options(name, options)
+    if (key_quant_mode, value_quant_mode) != (2, 2):
+        raise NotImplementedError(f"{name}: quant modes must be 2 (tiles), got {[key_quant_mode, value_quant_mode]}")
+    if key.dtype not in (torch.int8, torch.float8_e4m3fn) or value.dtype != key.dtype:
+        raise TypeError(f"{name}: expected key and value in int8 or float8_e4m3fn, got {[key.dtype, value.dtype]}")
+    width = query.shape[-1] - rope_head_dim
+    tiles, rest = divmod(width, tile_size)
+    size = width + rope_head_dim * query.element_size() + 4 * tiles
+    if width < 1 or rest or key.shape[-1] != size:
+        refuse(name, f"query of tiles of {tile_size} and {rope_head_dim} more, key of {size} bytes", list(key.shape))
+    bytes_ = key.view(torch.int8)
+    numbers = bytes_[..., :width].contiguous().view(key.dtype)
+    rope = bytes_[..., width : size - 4 * tiles].contiguous().view(query.dtype)
+    scales = bytes_[..., size - 4 * tiles :].contiguous().view(torch.float32)
+    wide = (numbers.float().unflatten(-1, (tiles, tile_size)) * scales.unsqueeze(-1)).flatten(-2)
+    out, _, _ = sparse_flash_attention(
+        query[..., :width], wide, wide, sparse_indices, scale_value, block_table=block_table,
+        actual_seq_lengths_query=actual_seq_lengths_query, actual_seq_lengths_kv=actual_seq_lengths_kv,
+        query_rope=query[..., width:], key_rope=rope.float(), sparse_block_size=sparse_block_size,
+        layout_query=layout_query, layout_kv=layout_kv, sparse_mode=sparse_mode, attention_mode=attention_mode,
+        sinks=sinks,
+    )  # fmt: skip
+    return out.to(query.dtype)
