@@ -7,6 +7,7 @@ gradients, captures and ``torch.compile``. docs/composed_operators.md lists them
 
 from torch_npu.composed import (  # noqa: F401
     attention,
+    block_quantization,
     boxes,
     caches,
     collective_experts,
@@ -30,6 +31,7 @@ from torch_npu.composed import (  # noqa: F401
     random,
     regions,
     rotated,
+    scaled_products,
     scatter,
     shapes,
     sorting,
