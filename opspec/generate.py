@@ -29,6 +29,7 @@ ACL_DTYPE = {
 ARG_TAG = {
     "Tensor": "Tensor", "Tensor?": "OptionalTensor", "Tensor!": "OutTensor", "Tensor!?": "OptionalOutTensor",
     "Tensor^": "DynamicTensor", "Tensor[]": "TensorList", "Tensor?[]": "TensorList", "Tensor![]": "OutTensorList",
+    "Tensor[]?": "TensorList", "Tensor![]?": "OutTensorList",
     "Scalar": "Scalar", "Scalar?": "OptionalScalar", "Scalar[]": "ScalarList", "int[]": "IntArray",
     "int[]?": "OptionalIntArray", "bool[]": "BoolArray", "bool[]?": "OptionalBoolArray", "float[]": "FloatArray",
     "bool": "Bool", "int": "Int", "int32": "Int32", "int8": "Int8", "float": "Float", "float32": "Float32",

@@ -59,6 +59,8 @@ C_TYPES: dict[str, CType] = {
     "Tensor[]": CType("const aclTensorList*", "const std::vector<at::Tensor>&"),
     "Tensor?[]": CType("const aclTensorList*", "const std::vector<at::Tensor>&"),
     "Tensor![]": CType("aclTensorList*", "std::vector<at::Tensor>&"),
+    "Tensor[]?": CType("const aclTensorList*", "const std::vector<at::Tensor>&"),  # empty: null
+    "Tensor![]?": CType("aclTensorList*", "std::vector<at::Tensor>&"),
     "Scalar": CType("const aclScalar*", "const at::Scalar&"),
     "Scalar?": CType("const aclScalar*", "const std::optional<at::Scalar>&"),
     "Scalar[]": CType("const aclScalarList*", "const std::vector<at::Scalar>&"),

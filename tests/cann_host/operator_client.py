@@ -12,7 +12,7 @@ import cann_host
 from opspec.generate import ACL_DTYPE
 from opspec.table import Param, aclnn_ops
 
-_ND = 2  # aclFormat
+_ND, _FRACTAL_NZ = 2, 29  # aclFormat
 _HANDLES = ("Tensor", "Scalar", "TensorList", "IntArray", "FloatArray", "BoolArray")
 _PLAIN = {
     "int": c.c_int64,
@@ -39,8 +39,29 @@ def _int64s(values: Sequence[int]) -> c.Array:
     return (c.c_int64 * len(values))(*values)
 
 
-def _tensor(t: torch.Tensor) -> c.c_void_p:
+class Packed:
+    """Contiguous matrices that lie in FRACTAL_NZ: columns of blocks of 16 rows and 16 columns (32 of int8)."""
+
+    def __init__(self, matrices: torch.Tensor) -> None:
+        self.plain = matrices
+        columns = 32 if matrices.element_size() == 1 else 16
+        padding = (0, -matrices.shape[-1] % columns, 0, -matrices.shape[-2] % 16)
+        blocks = torch.nn.functional.pad(matrices, padding).unflatten(-1, (-1, columns)).unflatten(-3, (-1, 16))
+        self.storage = blocks.movedim(-2, -4).contiguous()
+
+
+def _packed(p: Packed) -> c.c_void_p:
+    sizes, strides, rank = _int64s(p.plain.shape), _int64s(p.plain.stride()), c.c_uint64(p.plain.dim())
+    storage, length = _int64s(p.storage.shape), c.c_uint64(p.storage.dim())
+    dtype, data = acl_dtype(p.plain.dtype), c.c_void_p(p.storage.data_ptr())
+    zero = c.c_int64(0)
+    return c.c_void_p(_library.aclCreateTensor(sizes, rank, dtype, strides, zero, _FRACTAL_NZ, storage, length, data))
+
+
+def _tensor(t: torch.Tensor | Packed) -> c.c_void_p:
     """A descriptor over the tensor's own memory."""
+    if isinstance(t, Packed):
+        return _packed(t)
     sizes, strides, rank = _int64s(t.shape), _int64s(t.stride()), c.c_uint64(t.dim())
     storage = _int64s([t.untyped_storage().nbytes() // t.element_size()])
     data = c.c_void_p(t.untyped_storage().data_ptr() or 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operator_client import call
+from operator_client import Packed, call
 from torch import Tensor
 
 EXPERTS = torch.tensor([[1, 0], [2, 1], [1, 2]], dtype=torch.int32)
@@ -137,3 +137,43 @@ def test_quantized_norm_without_a_mask(scaled: bool) -> None:
     normal = torch.nn.functional.rms_norm(2 * x, (8,), eps=1e-6) * (smooth if scaled else 1)
     torch.testing.assert_close(first[1], normal.abs().amax(1) / 127)
     assert torch.equal(second[0], first[0] if scaled else torch.zeros_like(first[0]))
+
+
+@pytest.mark.parametrize("nothing", [None, []], ids=["null", "empty lists"])
+def test_grouped_products_with_packed_weights(nothing: list[Tensor] | None) -> None:
+    x, weight, out = torch.randn(5, 20), torch.randn(2, 20, 17), new(5, 17)
+    ends = torch.tensor([2, 5])
+    before = [[x], [Packed(weight)], nothing, nothing, nothing, nothing, nothing, nothing, ends, nothing, nothing]
+    call("GroupedMatmulWeightNz", *before, nothing, 3, 0, 0, 0, None, 0, [out], nothing, nothing)
+    torch.testing.assert_close(out, torch.cat((x[:2] @ weight[0], x[2:] @ weight[1])))
+    with pytest.raises(RuntimeError, match="quantGroupSize must be 0"):
+        call("GroupedMatmulWeightNz", *before, nothing, 3, 0, 0, 0, None, 256, [out], nothing, nothing)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_quantized_products_with_packed_weights(transposed: bool) -> None:
+    x, weight = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((5, 33), (33, 17)))
+    scale, out = torch.rand(17), new(5, 17, dtype=torch.bfloat16)
+    given = Packed(weight.T.contiguous() if transposed else weight)
+    arguments = [None, scale, None, None, None, None, None, False, transposed, 0, out]
+    call("QuantMatmulWeightNz", x, given, *arguments)
+    packed = out.clone()
+    call("QuantMatmulV5", x, given.plain, *arguments)
+    assert torch.equal(packed, out)
+    assert not torch.equal(out, new(5, 17, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("op", ["WeightQuantBatchMatmulV2", "WeightQuantBatchmatmulNz"])
+def test_products_with_int8_weights(op: str) -> None:
+    x, weight = torch.randn(3, 40), torch.randint(-128, 128, (40, 9), dtype=torch.int8)
+    scale, offset, out = torch.rand(9), torch.randn(9), new(3, 9)
+    given = Packed(weight) if op.endswith("Nz") else weight
+    call(op, x, given, scale, offset, None, None, None, 0, out)
+    expected = x.double() @ ((weight.double() + offset.double()) * scale.double())
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_transposed_products_with_packed_weights() -> None:
+    x, weight, out = torch.randn(3, 4, 18), torch.randn(4, 18, 5), new(3, 4, 5)
+    call("TransposeBatchMatMulWeightNz", x, Packed(weight), None, None, [1, 0, 2], [0, 1, 2], [1, 0, 2], 0, 1, out)
+    torch.testing.assert_close(out, torch.einsum("bmk,mkn->bmn", x, weight))
