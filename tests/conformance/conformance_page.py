@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 NAMES = {"vendor": "the vendor's wheel", "ours": "this project's adapter"}
-SETS = {"runtime": "Ascend/pytorch `test/npu`", "operators": "Ascend/op-plugin `test/test_base_ops`"}
+SETS = {
+    "runtime": "Ascend/pytorch `test/npu`",
+    "operators": "Ascend/op-plugin `test/test_base_ops`",
+    "fused": "Ascend/op-plugin `test/test_custom_ops`",
+}
 
 HEAD = """# Conformance
 

@@ -52,7 +52,7 @@ RUNTIME = {
 }
 
 
-CHECKOUTS = {"runtime": "ASCEND_PYTORCH", "operators": "ASCEND_OP_PLUGIN"}
+CHECKOUTS = {"runtime": "ASCEND_PYTORCH", "operators": "ASCEND_OP_PLUGIN", "fused": "ASCEND_OP_PLUGIN"}
 
 
 def checkout(variable: str) -> Path:
@@ -63,13 +63,13 @@ def checkout(variable: str) -> Path:
 
 
 def files_of(name: str) -> list[tuple[str, Path]]:
-    """(subject, file) of a set: runtime or operators."""
+    """(subject, file) of a set: runtime, operators (of PyTorch) or fused (those of torch.ops.npu)."""
     if name == "runtime":
         folder = checkout("ASCEND_PYTORCH") / "test" / "npu"
         found = [(subject, folder / f"test_{stem}.py") for subject, stems in RUNTIME.items() for stem in stems.split()]
         return [(subject, file) for subject, file in found if file.exists()]
-    folder = checkout("ASCEND_OP_PLUGIN") / "test" / "test_base_ops"
-    return [("operators", file) for file in sorted(folder.glob("test_*.py"))]
+    folder = checkout("ASCEND_OP_PLUGIN") / "test" / {"operators": "test_base_ops", "fused": "test_custom_ops"}[name]
+    return [(name, file) for file in sorted(folder.glob("test_*.py"))]
 
 
 def environment(soc: str, home: Path) -> dict[str, str]:
