@@ -20,9 +20,10 @@ from torch._C._autograd import DeviceType
 
 import torch_npu
 import torchtitan_npu.compile
+from benchmarks import patterns
 from benchmarks.peak import peak_bytes
 from benchmarks.result import Result
-from benchmarks.timing import Work, announce, interleaved
+from benchmarks.timing import Contest, Work, announce, interleaved
 
 SUNK = "npu, enable_graph()"  # for modules without gradients: the compiled call, without Dynamo before it
 PEERS = ("cpu eager", "inductor", "inductor, frozen", "npu")
@@ -222,5 +223,6 @@ def model_cases() -> list[CompileCase]:
     ]
 
 
-def cases() -> list[CompileCase]:
-    return [*fusion_cases(), *model_cases()]
+def cases() -> list[CompileCase | Contest]:
+    """Patterns beside operators by hand are ``--only patterns``: they come last."""
+    return [*fusion_cases(), *model_cases(), *patterns.cases()]
