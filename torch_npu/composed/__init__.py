@@ -8,6 +8,7 @@ gradients, captures and ``torch.compile``. docs/composed_operators.md lists them
 from torch_npu.composed import (  # noqa: F401
     attention,
     block_quantization,
+    block_sparse_attention,
     boxes,
     caches,
     collective_experts,
@@ -27,6 +28,7 @@ from torch_npu.composed import (  # noqa: F401
     linear_attention,
     losses,
     merging,
+    native_sparse_attention,
     normalization,
     optimizers,
     quantization,
