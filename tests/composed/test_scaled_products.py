@@ -87,6 +87,25 @@ def test_batches_that_are_turned(dtype, turned, blocks):
     assert_close(actual, expected, terms=4, atol=0.02 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolution(dtype, fixed, groups):
+    x, weight = int8(2, 4, 7, 6), int8(6, 4 // groups, 3, 2)
+    scale, bias = torch.rand(6) / 40, torch.randint(-99, 99, (6,)).int()
+    given = torch_npu.npu_trans_quant_param(scale.npu()) if fixed else scale.npu()
+    actual = torch_npu.npu_quant_conv2d(
+        x.npu(), weight.npu(), given, [2, 1], [1, 0], [1, 2], groups, output_dtype=dtype, bias=bias.npu()
+    )
+    shape = ([2, 1], [1, 0], [1, 2], groups)
+    expected = torch.nn.functional.conv2d(x.double(), weight.double(), bias.double(), *shape)
+    assert actual.dtype == dtype
+    assert_close(actual, expected * scale.double()[:, None, None], terms=4 if fixed else 1)
+    plain = torch_npu.npu_quant_conv2d(x.npu(), int8(6, 4, 1, 1).npu(), scale.npu())
+    assert plain.shape == (2, 6, 7, 6)
+    assert plain.dtype == torch.float16
+
+
 X, F8 = torch.zeros(64, 4), torch.zeros(64, 4).to(torch.float8_e4m3fn)
 S = powers((1, 4, 2))
 REFUSED = {
@@ -103,6 +122,10 @@ REFUSED = {
     "order": (
         ValueError, "perm_x1",
         lambda: torch_npu.npu_transpose_quant_batchmatmul(F8[None], F8[None], torch.float16, perm_x1=[0, 1, 2]),
+    ),
+    "convolution": (TypeError, "int8", lambda: torch_npu.npu_quant_conv2d(X[None], X[None], X[0])),
+    "offset": (
+        NotImplementedError, "offset_x=3", lambda: torch_npu.npu_quant_conv2d(X[None], X[None], X[0], offset_x=3)
     ),
     "bias": (
         NotImplementedError, "bias is not",

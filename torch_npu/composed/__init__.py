@@ -32,6 +32,7 @@ from torch_npu.composed import (  # noqa: F401
     normalization,
     optimizers,
     quantization,
+    quantized_caches,
     random,
     recurrent,
     regions,

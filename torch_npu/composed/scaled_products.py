@@ -1,7 +1,8 @@
-"""Products of quantized matrices with what follows them: activations, sums over a batch, sums with a gradient."""
+"""Products and convolutions of quantized numbers, with what follows them: activations, sums, additions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -168,3 +169,48 @@ def transpose_quant_batchmatmul(
         refuse(name, "float32 x1_scale [m] and x2_scale [n]", [list(x1_scale.shape), list(x2_scale.shape)])
     product = torch.bmm(left.transpose(0, 1), right).transpose(0, 1)
     return (product * x1_scale[:, None, None] * x2_scale.float()).to(kind)
+
+
+@composed(
+    "npu_quant_conv2d(Tensor input, Tensor weight, Tensor scale, int[2] strides=1, int[2] pads=0, int[2] dilations=1, "
+    "int groups=1, int offset_x=0, str round_mode='rint', int? output_dtype=None, Tensor? bias=None, "
+    "Tensor? offset=None, int? input_dtype=None, int? weight_dtype=None) -> Tensor"
+)
+def quant_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    strides: Sequence[int] = (1, 1),
+    pads: Sequence[int] = (0, 0),
+    dilations: Sequence[int] = (1, 1),
+    groups: int = 1,
+    offset_x: int = 0,
+    round_mode: str = "rint",
+    output_dtype: int | None = None,
+    bias: Tensor | None = None,
+    offset: Tensor | None = None,
+    input_dtype: int | None = None,
+    weight_dtype: int | None = None,
+) -> Tensor:
+    """Convolution of int8 input [N, C, H, W] and weight, + int32 bias, times scale [C2], in float16 (or output_dtype).
+
+    scale is float32, or the int64 of npu_trans_quant_param. Sums are exact.
+    """
+    name = "npu_quant_conv2d"
+    given = {"offset_x": offset_x or None, "offset": offset, "input_dtype": input_dtype, "weight_dtype": weight_dtype}
+    refuse_options(name, {argument: value for argument, value in given.items() if value is not None})
+    if round_mode != "rint":
+        raise NotImplementedError(f"{name}: round_mode must be rint, got {round_mode!r}")
+    if input.dtype != torch.int8 or weight.dtype != torch.int8 or (bias is not None and bias.dtype != torch.int32):
+        seen = [input.dtype, weight.dtype, None if bias is None else bias.dtype]
+        raise TypeError(f"{name}: expected input and weight in int8 and bias in int32, got {seen}")
+    if scale.shape != weight.shape[:1]:
+        refuse(name, f"scale [{weight.shape[0]}]", list(scale.shape))
+    kinds = (torch.float16, torch.bfloat16, torch.float32)
+    dtype = torch.float16 if output_dtype is None else dtype_numbered(name, "output_dtype", output_dtype, kinds)
+    factors = scale.float()
+    if scale.dtype == torch.int64:  # the bits of a float32
+        factors = (scale & 0xFFFFFFFF).contiguous().view(torch.int32)[::2].contiguous().view(torch.float32)
+    wide_bias = None if bias is None else bias.double()
+    total = F.conv2d(input.double(), weight.double(), wide_bias, strides, pads, dilations, groups)
+    return (total * factors.double().view(-1, 1, 1)).to(dtype)
