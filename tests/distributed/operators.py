@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 HALVES = (torch.float16, torch.bfloat16)
-H, K = 6, 2
+H = 6
 
 
 def named(rank: int) -> str:
@@ -189,157 +188,82 @@ def products_of_exchanged_rows(rank: int, n: int) -> None:
     )
 
 
-def routed(n: int, experts: int, tokens: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Tokens, chosen experts and their weights of each rank."""
-    x = [small(i, tokens, H, dtype=torch.bfloat16) for i in range(n)]
-    ids = [of(10 + i, tokens, experts).argsort(1)[:, :K].int() for i in range(n)]
-    return x, ids, [small(20 + i, tokens, K).abs() for i in range(n)]
-
-
-def arrived(
-    x: list[Tensor], ids: list[Tensor], first: int, here: int, active: list[Tensor]
-) -> tuple[list[Tensor], Tensor]:
-    """Rows of each expert of a rank, rank by rank, and where the rows of each rank end."""
-    rows, lengths = [], []
-    for expert in range(first, first + here):
-        for tokens, chosen, alive in zip(x, ids, active, strict=True):
-            rows.append(tokens[((chosen == expert) & alive).any(1)])
-            lengths.append(len(rows[-1]))
-    return rows, torch.tensor(lengths).cumsum(0)
-
-
 @case
-def tokens_go_to_experts_and_back(rank: int, n: int) -> None:
-    name, here, tokens = named(rank), 3, 5
-    experts = here * n
-    x, ids, weights = routed(n, experts, tokens)
-    every = [torch.ones_like(i, dtype=torch.bool) for i in ids]
-    rows, ends = arrived(x, ids, rank * here, here, every)
-    where = (name, n, rank, experts)
-    expand_x, _, idx, numbers, counts, _, scales = torch.ops.npu.npu_moe_distribute_dispatch(
-        x[rank].npu(), ids[rank].npu(), *where, expert_scales=weights[rank].npu()
-    )
-    total = int(ends[-1])
-    assert expand_x.shape == (n * tokens * K, H)
-    assert torch.equal(expand_x[:total].cpu(), torch.cat(rows))
-    assert not expand_x[total:].any()
-    assert torch.equal(counts.cpu(), ends.int())
-    assert numbers.tolist() == ends.view(here, n)[:, -1].diff(prepend=torch.zeros(1)).tolist()
-    flat = ids[rank].flatten().tolist()
-    assert idx.tolist() == [flat[:i].count(e) for i, e in enumerate(flat)]
-    assert scales.shape == (n * tokens * K,)
-    made = expand_x * 2
-    y = torch.ops.npu.npu_moe_distribute_combine(made, ids[rank].npu(), idx, counts, weights[rank].npu(), *where)
-    check(y, x[rank].double() * 2 * weights[rank].double().sum(1, keepdim=True), torch.bfloat16, terms=K)
-    ends_of, *_ = torch.ops.npu.npu_moe_distribute_dispatch(
-        x[rank].npu(), ids[rank].npu(), *where, expert_token_nums_type=0
-    )[3:]
-    assert ends_of.tolist() == numbers.cumsum(0).tolist()
-    operands = [x[rank].npu(), ids[rank].npu()]
-    results = torch.ops.npu.npu_moe_distribute_dispatch(*operands, *where)
-    same_shapes(results, lambda: torch.ops.npu.npu_moe_distribute_dispatch(*arguments_like(operands), *where))
-    results = torch.ops.npu.npu_moe_distribute_dispatch_v2(*operands, *where)
-    same_shapes(results, lambda: torch.ops.npu.npu_moe_distribute_dispatch_v2(*arguments_like(operands), *where))
-
-
-@case
-def quantized_tokens_and_special_experts(rank: int, n: int) -> None:
-    name, here, tokens = named(rank), 2, 4
-    experts, special = here * n, 3
-    x, ids, weights = routed(n, experts + special, tokens)
-    active = [torch.ones(tokens, K, dtype=torch.bool) for _ in range(n)]
-    for mask in active:
-        mask[-1] = False
-    smooth = small(50, experts, H).abs()
-    where = (name, n, rank, experts)
-    numbers = {"zero_expert_num": 1, "copy_expert_num": 1, "const_expert_num": 1}
-    mask = active[rank][:, 0].npu()
-    expand_x, scales, assist, _, counts, *_ = torch.ops.npu.npu_moe_distribute_dispatch_v2(
-        x[rank].npu(), ids[rank].npu(), *where, scales=smooth.npu(), x_active_mask=mask, quant_mode=2, **numbers
-    )
-    rows, ends = arrived(x, ids, rank * here, here, active)
-    assert torch.equal(counts.cpu(), ends.int())
-    assert expand_x.dtype == torch.int8
-    bounds = [0, *ends.tolist()]
-    for number, (start, end) in enumerate(pairwise(bounds)):
-        wide = rows[number].float() * smooth[rank * here + number // n]
-        scale = wide.abs().amax(1) / 127
-        assert_close(scales[start:end], scale)
-        assert not ((expand_x[start:end].cpu() - (wide / scale[:, None]).round()).abs() > 1).any()
-    made = torch.zeros_like(x[0]).npu().new_ones(expand_x.shape)
-    mixes = [small(60 + i, 1, H, dtype=torch.bfloat16) for i in range(3)]
-    y = torch.ops.npu.npu_moe_distribute_combine_v2(
-        made, ids[rank].npu(), assist, counts, weights[rank].npu(), *where, x_active_mask=mask, ori_x=x[rank].npu(),
-        const_expert_alpha_1=mixes[0].npu(), const_expert_alpha_2=mixes[1].npu(),
-        const_expert_v=mixes[2].npu(), **numbers,
+def quantized_products(rank: int, n: int) -> None:
+    name, ops = named(rank), torch.ops.npu
+    for kind in (torch.int8, torch.float8_e4m3fn):
+        x1 = [int8(i, 3, 64).clamp(-8, 8).to(kind) for i in range(n)]
+        x2, bias = [int8(9 + i, 64, 4).clamp(-8, 8).to(kind) for i in range(n)], int8(20, 4).float()
+        rows, columns = [small(20 + i, 3).abs() / 64 for i in range(n)], small(30, 4).abs() / 64
+        products = [
+            (a.double() @ x2[0].double() + bias) * s.double()[:, None] * columns for a, s in zip(x1, rows, strict=True)
+        ]
+        actual, gathered, amax = ops.npu_all_gather_quant_mm(
+            x1[rank].npu(), x2[0].npu(), name, n, bias=bias.npu(), x1_scale=rows[rank].npu(), x2_scale=columns.npu(),
+            y_dtype=torch.bfloat16,
+        )  # fmt: skip
+        assert torch.equal(gathered.cpu().float(), torch.cat(x1).float())
+        assert amax.numel() == 0
+        check(actual, torch.cat(products), torch.bfloat16)
+        one = [small(40 + i, 1).abs() for i in range(n)]
+        actual, none, _ = ops.npu_all_gather_quant_mm(
+            x1[rank].npu(), x2[0].npu(), name, n, x1_scale=one[rank].npu(), x2_scale=columns[:1].npu(),
+            y_dtype=torch.float32, gather_output=False,
+        )  # fmt: skip
+        assert none.numel() == 0
+        products = [a.double() @ x2[0].double() * s * columns[:1] for a, s in zip(x1, one, strict=True)]
+        check(actual, torch.cat(products), torch.float32)
+        big = [int8(50 + i, 2 * n, 64).clamp(-8, 8).to(kind) for i in range(n)]
+        scales = [small(60 + i, 2 * n).abs() / 64 for i in range(n)]
+        total = sum(
+            a.double() @ b.double() * s.double()[:, None] * columns for a, b, s in zip(big, x2, scales, strict=True)
+        )
+        actual, _ = ops.npu_quant_mm_reduce_scatter(
+            big[rank].npu(), x2[rank].npu(), name, n, x1_scale=scales[rank].npu(), x2_scale=columns.npu(),
+            y_dtype=torch.float32,
+        )  # fmt: skip
+        check(actual, total[2 * rank : 2 * rank + 2], torch.float32)
+        wide = [int8(70 + i, 64, 2 * n).clamp(-8, 8).to(kind) for i in range(n)]
+        factors = small(80, 2 * n).abs() / 64
+        actual = ops.npu_quant_matmul_all_to_all(
+            x1[rank].npu(), wide[rank].npu(), name, n, None, rows[rank].npu(), factors.npu(), x1_quant_mode=3,
+            x2_quant_mode=2, common_quant_mode=0, all2all_axes=[-1, -2],
+        )  # fmt: skip
+        parts = [
+            a.double() @ b.double() * s.double()[:, None] * factors for a, b, s in zip(x1, wide, rows, strict=True)
+        ]
+        check(actual, torch.cat([p[:, 2 * rank : 2 * rank + 2] for p in parts]), torch.float32)
+    x = [small(i, 2 * n, 32, dtype=torch.bfloat16) for i in range(n)]
+    weight = int8(9, 32 * n, 4).clamp(-8, 8).to(torch.float8_e4m3fn)
+    columns = small(30, 4).abs() / 64
+    actual, gathered = ops.npu_all_to_all_quant_matmul(
+        x[rank].npu(), weight.npu(), name, n, x2_scale=columns.npu(), x1_quant_mode=7, x2_quant_mode=2,
+        x1_quant_dtype=torch.float8_e4m3fn,
     )  # fmt: skip
-    expected = torch.zeros(tokens, H, dtype=torch.float64)
-    for token in range(tokens - 1):
-        for choice in range(K):
-            expert, own = int(ids[rank][token, choice]), x[rank][token].double()
-            mixed = mixes[0][0].double() * own + mixes[1][0].double() * mixes[2][0].double()
-            parts = [torch.zeros_like(own), own, mixed]
-            part = torch.ones_like(own) if expert < experts else parts[expert - experts]
-            expected[token] += part * weights[rank][token, choice].double()
-    check(y, expected, torch.bfloat16, terms=K)
-    residual, gamma = small(70, tokens, 1, H, dtype=torch.bfloat16), small(71, H, dtype=torch.bfloat16)
-    normed, inverse, total = torch.ops.npu.npu_moe_distribute_combine_add_rms_norm(
-        made, ids[rank].npu(), assist, counts, weights[rank].npu(), residual.npu(), gamma.npu(), *where,
-        x_active_mask=mask, ori_x=x[rank].npu(), const_expert_alpha_1=mixes[0].npu(),
-        const_expert_alpha_2=mixes[1].npu(), const_expert_v=mixes[2].npu(), **numbers,
+    rows = torch.cat([a[2 * rank : 2 * rank + 2] for a in x], 1)
+    assert torch.equal(gathered.cpu(), rows)
+    scale = rows.float().abs().amax(1, keepdim=True) / 448
+    numbers = (rows.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    check(actual, numbers.double() @ weight.double() * scale.double() * columns, torch.float32)
+    powers = [torch.randint(124, 130, (3, 1, 2), generator=torch.Generator().manual_seed(i)).byte() for i in range(n)]
+    other = torch.randint(124, 130, (1, 4, 2), generator=torch.Generator().manual_seed(9)).byte()
+    actual, *_ = ops.npu_all_gather_quant_mm(
+        x1[rank].npu(), x2[0].npu(), name, n, x1_scale=powers[rank].npu(), x2_scale=other.npu(), y_dtype=torch.float32
+    )
+    left = [
+        a.double() * 2.0 ** (p.double() - 127).flatten(1).repeat_interleave(32, 1)
+        for a, p in zip(x1, powers, strict=True)
+    ]
+    right = x2[0].double() * 2.0 ** (other.double() - 127).transpose(1, 2).flatten(0, 1).repeat_interleave(32, 0)
+    check(actual, torch.cat(left) @ right, torch.float32)
+    raises(ValueError, "y_dtype with", lambda: ops.npu_all_gather_quant_mm(x1[0].npu(), x2[0].npu(), name, n))
+    raises(
+        NotImplementedError, "quant modes must be 3",
+        lambda: ops.npu_quant_matmul_all_to_all(x1[0].npu(), x2[0].npu(), name, n),
     )  # fmt: skip
-    wide = expected[:, None] + residual.double()
-    rms = (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
-    check(total, wide, torch.bfloat16, terms=K)
-    check(inverse, rms, torch.float32, terms=H)
-    check(normed, wide * rms * gamma.double(), torch.bfloat16, terms=H)
-
-
-@case
-def shared_experts_have_ranks_of_their_own(rank: int, n: int) -> None:
-    name, tokens, experts = named(rank), 3, 2 * (n - 1)
-    x, ids, weights = routed(n, experts, tokens)
-    where = (name, n, rank, experts)
-    options = {"shared_expert_rank_num": 1}
-    expand_x, _, idx, numbers, counts, *_ = torch.ops.npu.npu_moe_distribute_dispatch(
-        x[rank].npu(), ids[rank].npu(), *where, **options
-    )
-    if rank == 0:
-        assert torch.equal(expand_x.cpu(), torch.cat(x))
-        assert numbers.tolist() == [n * tokens]
-    else:
-        every = [torch.ones_like(i, dtype=torch.bool) for i in ids]
-        rows, ends = arrived(x, ids, 2 * (rank - 1), 2, every)
-        assert torch.equal(expand_x[: int(ends[-1])].cpu(), torch.cat(rows))
-    made = expand_x * (3 if rank == 0 else 1)
-    y = torch.ops.npu.npu_moe_distribute_combine(
-        made, ids[rank].npu(), idx, counts, weights[rank].npu(), *where, **options
-    )
-    check(y, x[rank].double() * (3 + weights[rank].double().sum(1, keepdim=True)), torch.bfloat16, terms=K)
-
-
-@case
-def recorded_experts_replay_with_other_choices(rank: int, n: int) -> None:
-    name, here, tokens = named(rank), 2, 4
-    x, ids, weights = (t[rank].npu() for t in routed(n, here * n, tokens))
-    where = (name, n, rank, here * n)
-
-    def run() -> Tensor:
-        rows, _, idx, _, counts, *_ = torch.ops.npu.npu_moe_distribute_dispatch(x, ids, *where)
-        return torch.ops.npu.npu_moe_distribute_combine(rows * (rank + 1), ids, idx, counts, weights, *where)
-
-    run()
-    torch.npu.synchronize()
-    graph = torch.npu.NPUGraph()
-    with torch.npu.graph(graph):
-        y = run()
-    for seed in (30, 40):
-        other = of(seed + rank, tokens, here * n).argsort(1)[:, :K].int()
-        ids.copy_(other)
-        graph.replay()
-        owners = other // here + 1
-        expected = x.cpu().double() * (weights.cpu() * owners).double().sum(1, keepdim=True)
-        check(y, expected, torch.bfloat16, terms=K)
+    results = ops.npu_quant_mm_reduce_scatter(x[rank].npu(), x[rank].npu().t().contiguous(), name, n)
+    operands = [x[rank].npu(), x[rank].npu().t().contiguous()]
+    same_shapes(results, lambda: ops.npu_quant_mm_reduce_scatter(*arguments_like(operands), name, n))
 
 
 @case
@@ -354,15 +278,6 @@ def what_cannot_communicate_is_refused(rank: int, n: int) -> None:
     raises(ValueError, "a scale of x2", lambda: ops.npu_mm_reduce_scatter_base(x.char(), w.char(), name, n))
     raises(ValueError, "with int8 only", lambda: ops.npu_all_gather_base_mm(x, w, name, n, x2_scale=w[0]))
     raises(ValueError, "all2all_axes", lambda: ops.npu_matmul_all_to_all(x, w, name, n, None, [0, 1]))
-    ids = torch.zeros(4, 1, dtype=torch.int32, device="npu")
-    dispatch = ops.npu_moe_distribute_dispatch
-    raises(ValueError, "share evenly", lambda: dispatch(x, ids, name, n, rank, n + 1))
-    raises(ValueError, "ep_rank_id", lambda: dispatch(x, ids, name, n, n, n))
-    raises(NotImplementedError, "quant_mode must be", lambda: dispatch(x, ids, name, n, rank, n, quant_mode=3))
-    raises(NotImplementedError, "tp_world_size=2", lambda: dispatch(x, ids, name, n, rank, n, tp_world_size=2))
-    y = ops._npu_distribute_barrier(x, name, n)
-    assert torch.equal(x, y)
-    assert y.data_ptr() != x.data_ptr()
 
 
 OPERATORS = [name for name, function in CASES.items() if function.__module__ == __name__]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import expert_operators
+import operators
 import pytest
-from operators import OPERATORS
 from test_process_group import check, run_ranks
 
-PROGRAM = Path(__file__).with_name("operators.py")
+PROGRAM = Path(__file__).with_name("expert_operators.py")  # imports the others
+NAMES = [*operators.OPERATORS, *expert_operators.OPERATORS]
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[dict[str, str]]:
-    return run_ranks(OPERATORS, PROGRAM)
+    return run_ranks(NAMES, PROGRAM)
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("distributed")
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", NAMES)
 def test_two_ranks(name: str, outcomes: list[dict[str, str]]) -> None:
     check(outcomes, name)
 

@@ -13,6 +13,7 @@ from torch_npu.composed import (  # noqa: F401
     caches,
     collective_experts,
     collective_products,
+    collective_quantized,
     compressed_keys,
     convolution,
     decoding,
