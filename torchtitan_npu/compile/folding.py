@@ -19,8 +19,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from torchtitan_npu.compile.constants import call, constant_nodes
 from torchtitan_npu.compile.convolution import fold_batch_norms, pack_convolutions
-from torchtitan_npu.compile.group import PRODUCTS, product_operands
 from torchtitan_npu.compile.lowering import CREATES
+from torchtitan_npu.compile.nodes import PRODUCTS, product_operands
 from torchtitan_npu.compile.passes import remove_dead_code, tensor
 from torchtitan_npu.compile.reshapes import is_one, same
 from torchtitan_npu.compile.views import is_view

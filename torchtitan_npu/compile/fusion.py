@@ -11,8 +11,9 @@ from torch.fx import Graph, Node
 
 from torchtitan_npu.compile import concatenation
 from torchtitan_npu.compile.gathering import GATHERS, Check, gather_of
-from torchtitan_npu.compile.group import PRODUCTS, Group, tensor_of
+from torchtitan_npu.compile.group import Group
 from torchtitan_npu.compile.lowering import CREATES, POINTWISE, REDUCTIONS, DoesNotFuse
+from torchtitan_npu.compile.nodes import PRODUCTS, tensor_of
 from torchtitan_npu.compile.reshapes import Size
 from torchtitan_npu.compile.views import VIEWS, counts, is_view, through_views
 

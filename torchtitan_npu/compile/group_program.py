@@ -12,9 +12,10 @@ from graph_autofusion.launch_words import Binding
 from graph_autofusion.program import Stride, TileBuilder, TileProgram, Value
 from torchtitan_npu.compile.concatenation import CONCATENATION, Part, dimension
 from torchtitan_npu.compile.gathering import GATHERS, gather_of, held_within
-from torchtitan_npu.compile.group import Axes, Group, is_loaded, lower_node, operands_of, tensor_of
+from torchtitan_npu.compile.group import Axes, Group
 from torchtitan_npu.compile.loops import MergedAxes, loop_order, merge_axes
 from torchtitan_npu.compile.lowering import tile_dtype
+from torchtitan_npu.compile.nodes import is_loaded, lower_node, operands_of, tensor_of
 from torchtitan_npu.compile.reshapes import Size, is_one
 from torchtitan_npu.compile.views import counts, through_views
 

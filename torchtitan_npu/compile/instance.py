@@ -19,9 +19,10 @@ from graph_autofusion.program import TileProgram
 from graph_autofusion.sequence import pack_sequence, sequence_function
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.gathering import Check
-from torchtitan_npu.compile.group import Group, tensor_of
+from torchtitan_npu.compile.group import Group
 from torchtitan_npu.compile.group_program import Lowered, TensorUse, lower_group
 from torchtitan_npu.compile.memory import Lifetime, MemoryPlan, is_large, plan_memory
+from torchtitan_npu.compile.nodes import tensor_of
 from torchtitan_npu.compile.views import is_view
 from torchtitan_npu.driver import require_plain_format
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchtitan_npu.compile.group import reduced_dims
 from torchtitan_npu.compile.lowering import REDUCTIONS
+from torchtitan_npu.compile.nodes import reduced_dims
 from torchtitan_npu.compile.reshapes import same
 
 aten = torch.ops.aten
