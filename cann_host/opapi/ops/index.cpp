@@ -42,7 +42,30 @@ void IndexPutImpl(at::Tensor& selfRef, const std::vector<at::Tensor>& indices, c
                   bool accumulate, bool unsafe) {
   const auto given = optional_indices(selfRef, indices);
   if (!any_given(given)) return;  // an index_put has an index: it is a real, empty one
-  at::_index_put_impl_(selfRef, given, values, accumulate, unsafe);
+  if (accumulate && at::isReducedFloatingType(selfRef.scalar_type())) {  // sums of 16 bits are rounded once
+    auto sums = widened(selfRef);
+    selfRef.copy_(at::_index_put_impl_(sums, given, widened(values), accumulate, unsafe));
+  } else {
+    at::_index_put_impl_(selfRef, given, values, accumulate, unsafe);
+  }
+}
+
+void IndexAdd(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+              const at::Scalar& alpha, at::Tensor& out) {
+  if (at::isReducedFloatingType(self.scalar_type())) {
+    out.copy_(widened(self).index_add_(dim, index, widened(source), alpha));
+  } else {
+    at::index_add_out(out, self, dim, index, source, alpha);
+  }
+}
+
+void InplacePut(at::Tensor& selfRef, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
+  const at::Tensor positions = index.to(at::kLong);
+  if (accumulate && at::isReducedFloatingType(selfRef.scalar_type())) {
+    selfRef.copy_(widened(selfRef).put_(positions, widened(source), accumulate));
+  } else {
+    selfRef.put_(positions, source, accumulate);
+  }
 }
 
 void Scatter(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,

@@ -11,8 +11,8 @@ using Optional = std::optional<at::Tensor>;
 
 constexpr int64_t kAclInt8 = 2;  // aclDataType
 
-/// Where TransQuantParamV2 puts an offset, above the bits of a scale.
-constexpr int64_t kNineBits = 511, kPlaceOfOffset = 37;
+/// What TransQuantParamV2 makes: the upper 19 bits of a float32 scale, an offset above it, and a mark.
+constexpr int64_t kScale = 0xffffe000, kNineBits = 511, kPlaceOfOffset = 37, kMark = int64_t{1} << 46;
 
 /// The offset in what TransQuantParamV2 made.
 at::Tensor offset_of_scale(const at::Tensor& scale) {
@@ -131,12 +131,12 @@ void DynamicQuantV3(const at::Tensor& x, const Optional& smoothScales, const Opt
 }
 
 void TransQuantParamV2(const at::Tensor& scale, const Optional& offset, at::Tensor& out) {
-  auto bits = scale.contiguous().view(at::kInt).to(at::kLong).bitwise_and(0xffffffff);
+  auto bits = scale.contiguous().view(at::kInt).to(at::kLong).bitwise_and(kScale).bitwise_or(kMark);
   if (offset.has_value()) {
     const auto rounded = offset->round().clamp(-256, 255).to(at::kLong).bitwise_and(kNineBits);
     bits = bits.bitwise_or(rounded.bitwise_left_shift(kPlaceOfOffset));
   }
-  out.copy_(bits.view(out.sizes()));
+  out.copy_(bits.numel() == out.numel() ? bits.view(out.sizes()) : bits);
 }
 
 namespace {

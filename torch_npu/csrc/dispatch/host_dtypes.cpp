@@ -10,7 +10,7 @@
 namespace torch_npu {
 namespace {
 
-constexpr std::array<HostDtypes, 15> kTable = {{
+constexpr std::array<HostDtypes, 19> kTable = {{
     {"aten::put_", "index", false},
     {"aten::take", "index", false},
     {"aten::index_copy", "index", false},
@@ -24,6 +24,10 @@ constexpr std::array<HostDtypes, 15> kTable = {{
     {"aten::_pdist_forward", "", true},
     {"aten::_pdist_backward", "", true},
     {"aten::linalg_inv_ex", "", true},
+    {"aten::_embedding_bag_backward", "", true},
+    {"aten::index_reduce", "", true},
+    {"aten::index_reduce_", "", true},
+    {"aten::segment_reduce", "", true},
     {"aten::slow_conv_transpose2d", "", true},
     {"aten::slow_conv_transpose3d", "", true},
 }};
