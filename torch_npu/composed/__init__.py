@@ -6,6 +6,7 @@ gradients, captures and ``torch.compile``. docs/composed_operators.md lists them
 """
 
 from torch_npu.composed import (  # noqa: F401
+    aten_gradients,
     attention,
     block_quantization,
     block_sparse_attention,

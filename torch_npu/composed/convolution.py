@@ -40,7 +40,7 @@ def conv2d_backward(
     )
 
 
-def _backward(
+def conv_gradients(
     input: Tensor,
     grad: Tensor,
     weight: Tensor,
@@ -127,7 +127,7 @@ def convolution_backward(
 ) -> _Gradients:
     """Gradients of npu_convolution by input, weight and bias, of those that output_mask asks for."""
     _check_rank("npu_convolution_backward", input, 4, 5)
-    return _backward(input, grad_output, weight, stride, padding, dilation, groups, output_mask)
+    return conv_gradients(input, grad_output, weight, stride, padding, dilation, groups, output_mask)
 
 
 @composed(f"npu_conv3d_backward(Tensor input, Tensor grad, Tensor weight, {_BACKWARD}) -> {_THREE}")
@@ -143,7 +143,7 @@ def conv3d_backward(
 ) -> _Gradients:
     """Gradients of npu_conv3d by input, weight and bias, of those that output_mask asks for."""
     _check_rank("npu_conv3d_backward", input, 5)
-    return _backward(input, grad, weight, stride, padding, dilation, groups, output_mask)
+    return conv_gradients(input, grad, weight, stride, padding, dilation, groups, output_mask)
 
 
 @composed(f"npu_convolution_transpose({_TRANSPOSED}) -> Tensor")
@@ -195,7 +195,7 @@ def convolution_transpose_backward(
 ) -> _Gradients:
     """Gradients of npu_convolution_transpose by input, weight and bias, of those that grad_input_mask asks for."""
     _check_rank("npu_convolution_transpose_backward", input, 4, 5)
-    return _backward(input, grad, weight, stride, padding, dilation, groups, grad_input_mask, output_padding)
+    return conv_gradients(input, grad, weight, stride, padding, dilation, groups, grad_input_mask, output_padding)
 
 
 @composed(
@@ -215,7 +215,7 @@ def conv_transpose2d_backward(
 ) -> _Gradients:
     """Gradients of npu_conv_transpose2d by input, weight and bias, of those that output_mask asks for."""
     _check_rank("npu_conv_transpose2d_backward", input, 4)
-    return _backward(input, grad_output, weight, stride, padding, dilation, groups, output_mask, output_padding)
+    return conv_gradients(input, grad_output, weight, stride, padding, dilation, groups, output_mask, output_padding)
 
 
 @composed(
@@ -235,7 +235,7 @@ def conv_transpose3d_backward(
 ) -> _Gradients:
     """Gradients of a transposed convolution of an input [N, C, D, H, W], of those that output_mask asks for."""
     _check_rank("npu_conv_transpose3d_backward", input, 5)
-    return _backward(input, grad_output, weight, stride, padding, dilation, groups, output_mask, output_padding)
+    return conv_gradients(input, grad_output, weight, stride, padding, dilation, groups, output_mask, output_padding)
 
 
 class _Sampling:
