@@ -200,18 +200,14 @@ def packed_products(dtype: torch.dtype) -> list[Contest]:
 
     def case(rows: int, product: Callable[[Tensor, Tensor], Tensor]) -> Contest:
         def prepare() -> dict[str, Work]:
-            x, weight = torch.randn(rows, size).to(dtype), torch.randn(size, size).to(dtype)
-            there, plain = x.npu(), weight.npu()
+            there, plain = torch.randn(rows, size).to(dtype).npu(), torch.randn(size, size).to(dtype).npu()
             packed = torch_npu.npu_format_cast(plain, torch_npu.Format.FRACTAL_NZ)
-            return {
-                "cpu": lambda: product(x, weight),
-                "ND": lambda: product(there, plain),
-                "npu": lambda: product(there, packed),
-            }
+            return {"ND": lambda: product(there, plain), "npu": lambda: product(there, packed)}
 
-        return Contest(f"{product.__name__}, {rows} rows, FRACTAL_NZ, {name}", "packed weights", prepare, {"ND": 1.0})
+        title = f"{product.__name__}, {rows} rows, FRACTAL_NZ, {name}"
+        return Contest(title, "packed weights", prepare, {"ND": 1.0}, longest=2.0)
 
-    return [case(rows, product) for product in (F.linear, torch.mm) for rows in (1, 4, 8, 16, 32, 128, 512)]
+    return [case(rows, product) for product in (F.linear, torch.mm) for rows in (1, 8, 32, 128, 512)]
 
 
 def optimizers() -> list[FusedCase]:

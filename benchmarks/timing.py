@@ -59,13 +59,14 @@ class Contest:
     prepare: Callable[[], dict[str, Work]]
     aims: dict[str, float]  # how many times faster than another way the last one should be
     grad: bool = False
+    longest: float = LONGEST_CASE_SECONDS
 
     def measure(self, rounds: int) -> Result:
         """Best of ``rounds`` measurements that alternate between the ways."""
         announce(self.name)
         torch.manual_seed(0)
         with torch.set_grad_enabled(self.grad):
-            seconds = interleaved(self.prepare(), rounds)
+            seconds = interleaved(self.prepare(), rounds, self.longest)
         return Result(self.name, self.group, seconds, self.aims)
 
 
@@ -79,14 +80,14 @@ def count_calls(work: Work) -> dict[str, int]:
     return {"native": sum(torch_npu.native_calls().values()), "fallback": fallback}
 
 
-def interleaved(works: dict[str, Work], rounds: int) -> dict[str, float]:
+def interleaved(works: dict[str, Work], rounds: int, longest: float = LONGEST_CASE_SECONDS) -> dict[str, float]:
     """Seconds of one call of each work: the least of ``rounds`` measurements that alternate between them.
 
-    Short work is warmed up before each measurement.
+    Short work is warmed up before each measurement. After ``longest`` seconds three rounds are enough.
     """
     once = {name: _seconds_of_one(work) for name, work in works.items()}
     best = dict.fromkeys(works, float("inf"))
-    deadline = time.perf_counter() + LONGEST_CASE_SECONDS
+    deadline = time.perf_counter() + longest
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -2,7 +2,7 @@
 
 #include <cstring>
 #include <limits>
-#include <vector>
+#include <memory>
 
 #include "cann_host/kernels/fractal_nz_kernels.h"
 #include "cann_host/kernels/isa.h"
@@ -16,7 +16,9 @@ struct alignas(64) Line {
   char bytes[64];
 };
 
-std::vector<Line> lines_for(int64_t bytes) { return std::vector<Line>(bytes / sizeof(Line) + 1); }
+std::unique_ptr<Line[]> lines_for(int64_t bytes) {
+  return std::make_unique_for_overwrite<Line[]>(bytes / sizeof(Line) + 1);
+}
 
 /// Of a few bytes, most often a whole row of a block.
 void copy_bytes(char* to, const char* from, int64_t count) {
@@ -80,13 +82,13 @@ const NzProduct* nz_product(DataType type) noexcept {
   return baseline::nz_products[type];
 }
 
-/// Rows up to which the kernels are faster than oneDNN with an unpacked weight.
+/// Rows up to which the kernels are at least as fast as oneDNN with an unpacked weight: few, where that has
+/// instructions that multiply whole matrices.
 int64_t most_rows(DataType type) noexcept {
 #if defined(__x86_64__)
-  const bool has_tiles = type == DataType::bfloat16 && __builtin_cpu_supports("amx-bf16");
-  if (active_isa() == Isa::avx512 && !has_tiles) return std::numeric_limits<int64_t>::max();
+  if (type == DataType::bfloat16 && __builtin_cpu_supports("amx-bf16")) return nz_row_block;
 #endif
-  return nz_row_block;
+  return std::numeric_limits<int64_t>::max();
 }
 
 /// Rows [first, first + rows) of a product.
@@ -99,21 +101,26 @@ NzMatmul rows_of(NzMatmul a, int64_t first, int64_t rows) {
 
 void multiply_rows(const NzProduct& product, const NzMatmul& a) {
   const auto& [prepare, multiply] = a.transposed ? product.transposed : product.plain;
-  const int64_t row_bytes = padded(a.inner) * product.x_bytes;
-  auto prepared = lines_for(a.rows * row_bytes);
-  const auto in_row_blocks = [&](const auto& f) {
-    for (int64_t m = 0; m < a.rows; m += nz_row_block) {
-      f(rows_of(a, m, std::min(nz_row_block, a.rows - m)), prepared.data()->bytes + m * row_bytes);
-    }
-  };
-  in_row_blocks([&](const NzMatmul& part, void* x) { prepare(part, x); });
+  const auto prepared = lines_for(a.rows * padded(a.inner) * product.x_bytes);
+  prepare(a, prepared.get());
   constexpr int64_t elements_a_thread = 1 << 16;  // of the weight, from which a second thread pays
   const int64_t grain = std::max<int64_t>(16, elements_a_thread / std::max<int64_t>(1, a.inner));
-  parallel_for(a.columns, grain, 16, [&](int64_t begin, int64_t end) {
-    constexpr int64_t together = 128;  // columns whose weight is in the cache for the next block of rows
+  parallel_for(a.columns, grain, 16,
+               [&](int64_t begin, int64_t end) { multiply(a, prepared.get(), begin, end); });
+}
+
+void multiply_panels(const NzProduct& product, const NzMatmul& a) {
+  const auto& [prepare, multiply] = product.panels;
+  const auto prepared = lines_for(a.rows * padded(a.inner) * product.x_bytes);
+  constexpr int64_t elements_a_thread = 1 << 16;  // of x
+  parallel_for(a.inner, std::max(nz_deepest_panel, elements_a_thread / a.rows), nz_deepest_panel,
+               [&](int64_t begin, int64_t end) { prepare(a, begin, end, prepared.get()); });
+  constexpr int64_t most_sums = 1 << 16;  // with one part of x they fill half of the L2 cache
+  const int64_t together = std::max(nz_widest_panel, most_sums / a.rows / nz_widest_panel * nz_widest_panel);
+  parallel_for(a.columns, nz_widest_panel, nz_widest_panel, [&](int64_t begin, int64_t end) {
+    const auto sums = lines_for(a.rows * together * static_cast<int64_t>(sizeof(float)));
     for (int64_t n = begin; n < end; n += together) {
-      in_row_blocks(
-          [&](const NzMatmul& part, const void* x) { multiply(part, x, n, std::min(n + together, end)); });
+      multiply(a, prepared.get(), n, std::min(n + together, end), reinterpret_cast<float*>(sums.get()));
     }
   });
 }
@@ -146,8 +153,9 @@ bool nz_matmul(const NzMatmul& a) {
   const NzProduct* product = nz_product(a.type);
   if (product == nullptr || a.rows > most_rows(a.type)) return false;
   constexpr int64_t rows_at_once = 512;  // of which x, as the kernels read it, stays in the caches
+  const auto multiply = a.rows > nz_row_block ? &multiply_panels : &multiply_rows;
   for (int64_t m = 0; m < a.rows; m += rows_at_once)
-    multiply_rows(*product, rows_of(a, m, std::min(rows_at_once, a.rows - m)));
+    multiply(*product, rows_of(a, m, std::min(rows_at_once, a.rows - m)));
   return true;
 }
 

@@ -5,7 +5,7 @@
 #pragma GCC target("avx512bf16")
 #endif
 
-#include "cann_host/kernels/fractal_nz_products.h"
+#include "cann_host/kernels/fractal_nz_panels.h"
 
 namespace cann_host::kernels {
 namespace {
@@ -17,7 +17,7 @@ struct InPairs {
   using Number = BFloat16;
   using X = BFloat16;
   using Factor = __m512bh;
-  static constexpr int elements = 2 * lanes, deep = 2, parts = 1;
+  static constexpr int elements = 2 * lanes, deep = 2, parts = 1, turned = 8;
 
   static __m512bh load(const BFloat16* weight) { return (__m512bh)load_stream<__m512i>(weight); }
   static __m512bh load_deep(const BFloat16* weight) {
@@ -27,6 +27,11 @@ struct InPairs {
         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     // clang-format on
     return (__m512bh)_mm512_permutexvar_epi16(order, load_vector<__m512i>(weight));
+  }
+  static Vec<float> load_to_turn(const BFloat16* weight, int i) {
+    const auto first = load_vector<__m256i>(weight + i * block);
+    const auto second = load_vector<__m256i>(weight + (i + turned) * block);
+    return (Vec<float>)_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
   }
   /// A vector has two rows of blocks.
   static __m512bh along_inner(const BFloat16* x, int) {

@@ -6,8 +6,11 @@ namespace cann_host::kernels {
 
 constexpr int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
-/// Rows of x that the kernels take at a time.
+/// Rows of x that the kernels for few rows take at a time. More are multiplied by panels of the weight.
 constexpr int64_t nz_row_block = 32;
+
+/// Of all instruction sets, in columns and rows of the weight.
+constexpr int64_t nz_widest_panel = 32, nz_deepest_panel = 512;
 
 /// Products of one type.
 struct NzProduct {
@@ -18,8 +21,18 @@ struct NzProduct {
     void (*multiply)(const NzMatmul&, const void* prepared, int64_t begin, int64_t end);
   };
 
+  /// The same for many rows.
+  struct Panels {
+    /// Columns [begin, end) of x, of which `begin` is a multiple of nz_deepest_panel.
+    void (*prepare)(const NzMatmul&, int64_t begin, int64_t end, void* prepared);
+    /// Bounds inside of y are multiples of nz_widest_panel. `sums` is memory for rows * (end - begin)
+    /// numbers, the latter rounded up to whole panels.
+    void (*multiply)(const NzMatmul&, const void* prepared, int64_t begin, int64_t end, float* sums);
+  };
+
   int64_t x_bytes;
   Way plain, transposed;
+  Panels panels;
 };
 
 using NzProducts = ByType<const NzProduct*>;

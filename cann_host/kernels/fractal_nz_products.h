@@ -221,12 +221,5 @@ void multiply_columns(const NzMatmul& a, const void* prepared, int64_t begin, in
   }
 }
 
-template <class P>
-constexpr NzProduct product = {
-    .x_bytes = sizeof(typename P::X),
-    .plain = {&prepare_columns<P>, &multiply_columns<P>},
-    .transposed = {&prepare_rows<P>, &multiply_rows<P>},
-};
-
 }  // namespace
 }  // namespace cann_host::kernels

@@ -190,7 +190,17 @@ def test_products_of_few_rows(rows: int, columns: int, inner: int, quantized: bo
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
-    ("rows", "columns", "inner"), [(1, 37, 65), (3, 16, 1000), (5, 600, 31), (16, 130, 130), (32, 33, 90)]
+    ("rows", "columns", "inner"),
+    [
+        (1, 37, 65),
+        (3, 16, 1000),
+        (5, 600, 31),
+        (16, 130, 130),
+        (32, 33, 90),
+        (33, 50, 1039),
+        (71, 1100, 40),
+        (515, 20, 17),
+    ],
 )
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products_with_packed_matrices(

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cann_host/kernels/attention.h"
+#include "cann_host/kernels/fractal_nz.h"
 #include "cann_host/kernels/fused.h"
 #include "cann_host/kernels/matmul.h"
 #include "cann_host/kernels/matvec.h"
@@ -167,6 +168,25 @@ void adamw(DataType type) {
   print("adamw.square", square);
 }
 
+/// By a packed matrix and by its transpose, of few rows and of many.
+void packed_products(DataType type) {
+  constexpr int64_t inner = 70, columns = 37;
+  const k::FractalNz layouts[] = {{k::size_of(type), 1, inner, columns},
+                                  {k::size_of(type), 1, columns, inner}};
+  for (const int64_t rows : {5, 43}) {
+    for (const bool transposed : {false, true}) {
+      Tensor x = filled(type, rows * inner, 1), weight = filled(type, columns * inner, 2),
+             bias = filled(type, columns, 3), y(type, rows * columns),
+             packed(type, layouts[transposed].matrix());
+      k::pack(layouts[transposed], weight.data(), packed.data());
+      if (k::nz_matmul(
+              {type, x.data(), packed.data(), bias.data(), y.data(), rows, columns, inner, transposed})) {
+        print("nz_matmul", y);
+      }
+    }
+  }
+}
+
 void products(DataType type) {
   constexpr int64_t rows = 3, inner = 70, columns = 9;
   Tensor x = filled(type, rows * inner, 1), weight = filled(type, columns * inner, 2),
@@ -256,6 +276,7 @@ int main() {
     rows_of_scores(type);
     adamw(type);
     products(type);
+    packed_products(type);
     attention(type);
     random(type);
   }
