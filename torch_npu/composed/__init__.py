@@ -32,6 +32,7 @@ from torch_npu.composed import (  # noqa: F401
     merging,
     native_sparse_attention,
     normalization,
+    normed_quantization,
     optimizers,
     quantization,
     quantized_caches,
