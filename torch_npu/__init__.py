@@ -110,6 +110,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"torch_npu.{name}")
     if name in _LAZY_NAMES:
         return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
+    if name in (numbers := importlib.import_module("torch_npu.dtypes").NUMBERS):
+        return numbers[name]
     if not name.startswith("__") and hasattr(torch.ops.npu, name):  # docs/npu_operators.md, docs/composed_operators.md
         return getattr(torch.ops.npu, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,8 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from torch_npu.dtypes import NUMBERS
+
 __all__ = ["Composed", "composed", "dtype_numbered", "operators", "refuse", "refuse_options", "wide"]
 
 _library = torch.library.Library("npu", "FRAGMENT")
@@ -78,12 +80,14 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-# What PyTorch makes of a torch.dtype that is given for an ``int``; CANN's own numbers are 256 more than aclDataType.
+# What PyTorch makes of a torch.dtype that is given for an ``int``, and the vendor's own numbers.
 _NUMBERED = {
     0: torch.uint8, 1: torch.int8, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
     15: torch.bfloat16, 23: torch.float8_e5m2, 24: torch.float8_e4m3fn, 44: torch.float8_e8m0fnu,
-    291: torch.float8_e5m2, 292: torch.float8_e4m3fn, 293: torch.float8_e8m0fnu,
 }  # fmt: skip
+_NUMBERED |= {
+    number: dtype for name, number in NUMBERS.items() if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
 
 
 def dtype_numbered(operator: str, argument: str, number: int, allowed: tuple[torch.dtype, ...]) -> torch.dtype:
