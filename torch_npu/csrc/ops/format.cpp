@@ -22,8 +22,8 @@ bool is_private(int64_t format) {
   return !is_plain(format) && format >= 0 && format <= ACL_FORMAT_FRACTAL_NZ_C0_8;
 }
 
-/// Whether the tensor can have the format. FRACTAL_NZ packs matrices; another private format leaves tensors as
-/// they are, and a warning says so once.
+/// Whether the tensor can have the format. FRACTAL_NZ packs matrices; another private format leaves tensors
+/// as they are, and a warning says so once.
 bool can_have(const char* op, const at::Tensor& self, int64_t format) {
   TORCH_CHECK_VALUE(is_plain(format) || is_private(format), op, ": acl_format=", format,
                     " is no format of CANN's; see torch_npu.Format");
