@@ -17,7 +17,7 @@ from opspec.table import TableError
 SCALAR_TYPE = {
     "float16": "at::kHalf", "bfloat16": "at::kBFloat16", "float32": "at::kFloat", "float64": "at::kDouble",
     "uint8": "at::kByte", "int8": "at::kChar", "int16": "at::kShort", "int32": "at::kInt", "int64": "at::kLong",
-    "bool": "at::kBool",
+    "bool": "at::kBool", "qint8": "at::kQInt8",
 }  # fmt: skip
 
 # Functions of torch_npu/csrc that return sizes; they are templates over Int.

@@ -140,3 +140,16 @@ def test_refusals(case):
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("group_type", [-1, 0])
+@pytest.mark.parametrize("split_item", [0, 1, 2, 3])
+def test_lists_are_groups_by_themselves(split_item, group_type):
+    x = [torch.randn(rows, inner) for rows, inner in ((5, 8), (0, 8), (3, 16))]
+    weight, bias = [torch.randn(t.shape[1], 6) for t in x], [torch.randn(6) for _ in x]
+    expected = torch.cat([a @ w + b for a, w, b in zip(x, weight, bias, strict=True)])
+    lists = ([t.npu() for t in tensors] for tensors in (x, weight, bias))
+    given, weights, biases = lists
+    y = torch_npu.npu_grouped_matmul(given, weights, bias=biases, split_item=split_item, group_type=group_type)
+    assert len(y) == (1 if split_item >= 2 else 3)
+    torch.testing.assert_close(torch.cat(y).cpu(), expected)

@@ -103,9 +103,16 @@ void GroupedMatmulV4(const List& x, const List& weight, const List& bias, const 
   const auto scale_of_tokens = [&](size_t i) {
     return perTokenScale.empty() ? at::Tensor() : perTokenScale[perTokenScale.size() == 1 ? 0 : i];
   };
-  if (groupType == -1) {
+  // Lists of as many x as weights are groups by themselves.
+  if (groupType == -1 || (groupType == 0 && !groupList.has_value() && x.size() == weight.size())) {
+    TORCH_CHECK(x.size() == weight.size() && (out.size() == 1 || out.size() == x.size()), x.size(), " x, ",
+                weight.size(), " weights, ", out.size(), " results; expected as many, or one result");
+    int64_t begin = 0;  // of the rows of one result
     for (size_t i = 0; i < x.size(); ++i) {
-      products.run(x[i], weight[i], static_cast<int64_t>(i), scale_of_tokens(i), out[i]);
+      const int64_t end = begin + x[i].size(0);
+      const auto target = out.size() == x.size() ? out[i] : out[0].slice(0, begin, end);
+      products.run(x[i], weight[i], static_cast<int64_t>(i), scale_of_tokens(i), target);
+      begin = end;
     }
     return;
   }

@@ -78,8 +78,10 @@ void check(const Call& c) {
   TORCH_CHECK_VALUE(c.group_type != -1 || c.x.size() == c.weight.size(),
                     "npu_grouped_matmul: group_type -1 needs as many x (", c.x.size(), ") as weights (",
                     c.weight.size(), ")");
-  TORCH_CHECK_VALUE(c.group_type == -1 || given(c.group_list), "npu_grouped_matmul: group_type ",
-                    c.group_type, " needs group_list");
+  // Lists of as many x as weights are groups by themselves.
+  const bool lists_are_groups = c.group_type == 0 && c.x.size() > 1 && c.x.size() == c.weight.size();
+  TORCH_CHECK_VALUE(c.group_type == -1 || given(c.group_list) || lists_are_groups,
+                    "npu_grouped_matmul: group_type ", c.group_type, " needs group_list");
   TORCH_CHECK_VALUE(0 <= c.group_list_type && c.group_list_type <= 2,
                     "npu_grouped_matmul: group_list_type is ", c.group_list_type,
                     "; expected 0 (ends), 1 (lengths) or 2 ([number, length])");
