@@ -27,7 +27,7 @@ SIZE_FUNCTIONS = {
 }  # fmt: skip
 # The same for one size.
 COUNT_FUNCTIONS = {
-    "active_rows", "finalized_rows", "kept_tokens", "last_size", "packed_convolution_bytes", "permuted_size",
+    "active_rows", "finalized_rows", "kept_tokens", "last_size", "mask_bytes", "packed_convolution_bytes", "permuted_size",
     "positive_or", "routed_rows", "size_at", "whole_number",
 }  # fmt: skip
 

@@ -125,19 +125,3 @@ def test_whole_numbers_are_refused():
     with pytest.raises(TypeError, match=r"floating-point dtype, got torch\.int64"):
         torch_npu._npu_dropout(X.long(), 0.5)
 
-
-def test_masks_of_a_seed() -> None:
-    x = torch.empty(17, 19, device="npu")
-    mask = torch_npu._npu_dropout_gen_mask(x, [100, 1000], 0.3, 5, 100)
-    assert mask.shape == (100_096 // 8,)
-    assert torch.equal(mask, torch_npu._npu_dropout_gen_mask(x, [100, 1000], 0.3, 5, 100, parallel=False))
-    assert not torch.equal(mask, torch_npu._npu_dropout_gen_mask(x, [100, 1000], 0.3, 6, 100))
-    assert not torch.equal(mask, torch_npu._npu_dropout_gen_mask(x, [100, 1000], 0.3, 5, 104))
-    kept = torch_npu.npu_dropout_do_mask(torch.ones(100, 1000, device="npu"), mask, 0.3)[0].count_nonzero().item()
-    assert abs(kept / 100_000 - 0.7) < 0.01
-    before = torch.npu.get_rng_state()
-    torch_npu._npu_dropout_gen_mask(x, [4], 0.5, 5, 0)
-    assert torch.equal(before, torch.npu.get_rng_state())
-    assert torch_npu._npu_dropout_gen_mask(x, [32, 16], 0.0, 1, 1).unique().tolist() == [255]
-    with pytest.raises(ValueError, match="a probability from 0 to 1, got 2"):
-        torch_npu._npu_dropout_gen_mask(x, [4], 2.0, 1, 1)

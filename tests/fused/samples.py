@@ -107,6 +107,7 @@ SAMPLES: dict[str, Callable[[], Call]] = {
         int8(3, 9, 16), whole(6, 2, dtype=torch.int32), r(2, 4, 16).half(), positive(16) / 20
     ),
     # attention
+    "_npu_dropout_gen_mask": lambda: call(r(3), [2, 3, 5, 7], 0.4, 12, 8),
     "npu_fusion_attention": lambda: call(*heads(), 4, "BNSD", scale=0.25),
     "npu_fusion_attention_grad": attention_gradient,
     "npu_fusion_attention_v2": lambda: call(*heads(), 4, "BNSD", scale=0.25, atten_mask=torch.rand(2, 1, 5, 7) < 0.3),

@@ -180,3 +180,28 @@ def test_a_slope_of_zero_changes_nothing() -> None:
         q, k, v, 4, "BNSD", scale=1 / math.sqrt(24), pse=torch.zeros(4).npu(), pse_type=3
     )[0]
     assert_close(sloped, plain.double(), terms=4)
+
+
+def test_dropout_masks_of_a_seed():
+    q, k, v = (torch.randn(2, 4, 5, 16, device="npu") for _ in range(3))
+    out, _, _, _, seed, offset, count = torch_npu.npu_fusion_attention(q, k, v, 4, "BNSD", keep_prob=0.7)
+    mask = torch_npu._npu_dropout_gen_mask(q, [2, 4, 5, 5], 1 - 0.7, seed, offset)
+    assert mask.numel() * 8 >= count == 2 * 4 * 5 * 5
+    bits = (mask[:, None] >> torch.arange(8, device="npu", dtype=torch.uint8) & 1).flatten()[:count].view(2, 4, 5, 5)
+    weights = (q.double() @ k.double().mT).softmax(-1) * bits / 0.7
+    torch.testing.assert_close(out.double(), weights @ v.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_masks_follow_seed_and_offset():
+    x = torch.empty(3, device="npu")
+    mask = torch_npu._npu_dropout_gen_mask(x, [100, 1000], 0.3, 5, 100)
+    assert mask.shape == (100_096 // 8,)
+    assert torch.equal(mask, torch_npu._npu_dropout_gen_mask(x, [100, 1000], 0.3, 5, 100, parallel=False))
+    assert not torch.equal(mask, torch_npu._npu_dropout_gen_mask(x, [100, 1000], 0.3, 6, 100))
+    assert not torch.equal(mask, torch_npu._npu_dropout_gen_mask(x, [100, 1000], 0.3, 5, 104))
+    kept = torch_npu.npu_dropout_do_mask(torch.ones(100, 1000, device="npu"), mask, 0.3)[0].count_nonzero().item()
+    assert abs(kept / 100_000 - 0.7) < 0.01
+    assert torch_npu._npu_dropout_gen_mask(x, [32, 16], 0.0, 1, 1).unique().tolist() == [255]
+    assert torch_npu._npu_dropout_gen_mask(x, [0], 0.5, 1, 1).numel() == 0
+    with pytest.raises(ValueError, match=r"p must lie in \[0, 1\]"):
+        torch_npu._npu_dropout_gen_mask(x, [4], 2.0, 1, 1)

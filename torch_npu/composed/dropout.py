@@ -90,36 +90,6 @@ def dropout_gen_mask(
     return _packed_mask(_random_mask(size, p, device or torch.device("npu")))
 
 
-def _mask_bytes(self: Tensor, size: list[int], p: float, seed: int, offset: int, **_: bool | None) -> Tensor:
-    return self.new_empty(_aligned(math.prod(size)) // 8, dtype=torch.uint8)
-
-
-@composed(
-    "_npu_dropout_gen_mask.Tensor(Tensor self, int[] size, float p, int seed, int offset, *, bool? parallel=True, "
-    "bool? sync=None) -> Tensor",
-    fake=_mask_bytes,
-)
-def dropout_mask_of_seed(
-    self: Tensor,
-    size: list[int],
-    p: float,
-    seed: int,
-    offset: int,
-    *,
-    parallel: bool | None = True,
-    sync: bool | None = None,
-) -> Tensor:
-    """A mask in bits for a tensor of the given size, each 0 at probability p, on self's device: seed and offset fix it.
-
-    ``parallel`` and ``sync`` say on which stream the NPU makes it, not what it is.
-    """
-    if not 0 <= p <= 1:
-        refuse("_npu_dropout_gen_mask", "a probability from 0 to 1", p)
-    generator = torch.Generator(self.device).manual_seed(seed)
-    generator.set_offset(offset // 4 * 4)  # Philox makes four numbers at a time
-    return _packed_mask(torch.rand(size, device=self.device, generator=generator) >= p)
-
-
 @composed("_dropout_with_byte_mask(Tensor self, float p) -> (Tensor, Tensor)")
 def dropout_and_byte_mask(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """self with each element set to 0 at probability p, and the others over 1 - p; and the byte mask."""

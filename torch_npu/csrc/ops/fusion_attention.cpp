@@ -51,8 +51,7 @@ bool same_length(at::OptionalIntArrayRef a, at::OptionalIntArrayRef b) {
 at::Tensor dropout_mask_again(const at::Tensor& like, double keep_prob, int64_t seed, int64_t offset,
                               int64_t numel) {
   if (keep_prob == 1 || numel == 0) return {};
-  constexpr int64_t kBlock = 128;  // bits; CANN rounds masks up to it
-  at::Tensor mask = new_output({(numel + kBlock - 1) / kBlock * kBlock / 8}, at::kByte, like);
+  at::Tensor mask = new_output({mask_bytes<int64_t>({numel})}, at::kByte, like);
   aclnn_dropout_mask(at::IntArrayRef{numel}, 1 - keep_prob, seed, offset, at::kFloat, mask);
   return mask;
 }

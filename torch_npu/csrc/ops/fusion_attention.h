@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/accumulate.h>
 
 #include <string_view>
 
@@ -18,6 +19,13 @@ bool fits_heads(const at::Tensor& query, int64_t head_num, std::string_view layo
 bool fits_heads_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t head_num,
                    std::string_view layout);
 bool same_length(at::OptionalIntArrayRef a, at::OptionalIntArrayRef b);
+
+/// Bytes of a mask with a bit for each element of such a tensor; CANN rounds masks up to 128 bits.
+template <class Int>
+Int mask_bytes(at::IntArrayRef size) {
+  constexpr int64_t block = 128;
+  return Int((c10::multiply_integers(size) + block - 1) / block * block / 8);
+}
 
 /// The dimension of the sequence in a layout that is not TND.
 inline int64_t sequence_dimension(std::string_view layout) {
