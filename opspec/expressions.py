@@ -27,8 +27,8 @@ SIZE_FUNCTIONS = {
 }  # fmt: skip
 # The same for one size.
 COUNT_FUNCTIONS = {
-    "active_rows", "finalized_rows", "kept_tokens", "last_size", "mask_bytes", "packed_convolution_bytes", "permuted_size",
-    "positive_or", "routed_rows", "size_at", "whole_number",
+    "active_rows", "finalized_rows", "kept_tokens", "last_size", "mask_bytes", "packed_convolution_bytes",
+    "permuted_size", "positive_or", "routed_rows", "size_at", "whole_number",
 }  # fmt: skip
 
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%"}

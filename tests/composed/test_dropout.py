@@ -124,4 +124,3 @@ def test_refusals(case):
 def test_whole_numbers_are_refused():
     with pytest.raises(TypeError, match=r"floating-point dtype, got torch\.int64"):
         torch_npu._npu_dropout(X.long(), 0.5)
-
