@@ -109,9 +109,12 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"torch_npu.{name}")
     if name in _LAZY_NAMES:
-        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
-    if name in (numbers := importlib.import_module("torch_npu.dtypes").NUMBERS):
-        return numbers[name]
-    if not name.startswith("__") and hasattr(torch.ops.npu, name):  # docs/npu_operators.md, docs/composed_operators.md
-        return getattr(torch.ops.npu, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_LAZY_NAMES[name]), name)
+    elif name in (numbers := importlib.import_module("torch_npu.dtypes").NUMBERS):
+        value = numbers[name]
+    elif not name.startswith("__") and hasattr(torch.ops.npu, name):  # docs/npu_operators.md, composed_operators.md
+        value = getattr(torch.ops.npu, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value  # the next time nobody asks: this function costs more than a small operator
+    return value

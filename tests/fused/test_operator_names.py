@@ -59,3 +59,9 @@ def test_operators_add_nothing_to_the_import(run_python: Callable[..., object]) 
         assert torch_npu.npu_rms_norm is torch.ops.npu.npu_rms_norm
         assert torch_npu.optim.NpuFusedAdamW
     """)
+
+
+def test_names_are_looked_up_once():
+    operator = torch_npu.npu_swiglu
+    assert vars(torch_npu)["npu_swiglu"] is operator is torch.ops.npu.npu_swiglu
+    assert torch_npu.enable_graph is vars(torch_npu)["enable_graph"]
