@@ -52,11 +52,21 @@ void IndexPutImpl(at::Tensor& selfRef, const std::vector<at::Tensor>& indices, c
 
 void IndexAdd(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
               const at::Scalar& alpha, at::Tensor& out) {
-  if (at::isReducedFloatingType(self.scalar_type())) {
-    out.copy_(widened(self).index_add_(dim, index, widened(source), alpha));
-  } else {
-    at::index_add_out(out, self, dim, index, source, alpha);
+  const bool in_place = out.data_ptr() == self.data_ptr() && out.strides() == self.strides();
+  if (!in_place) out.copy_(self);
+  if (!at::isReducedFloatingType(out.scalar_type())) {
+    out.index_add_(dim, index, source, alpha);
+    return;
   }
+  const auto [places, place_of] = at::_unique(index.to(at::kLong), /*sorted=*/true, /*return_inverse=*/true);
+  // A place that is named once gets one sum, as with the rows that a mixture of experts adds.
+  if (places.numel() == index.numel() && alpha.equal(1)) {
+    out.index_add_(dim, index, source, alpha);
+    return;
+  }
+  // Sums of 16 bits are rounded once. Only what the index names is widened.
+  const auto sums = widened(out.index_select(dim, places)).index_add_(dim, place_of, widened(source), alpha);
+  out.index_copy_(dim, places, sums.to(out.scalar_type()));
 }
 
 void InplacePut(at::Tensor& selfRef, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
