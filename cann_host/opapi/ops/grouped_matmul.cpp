@@ -142,13 +142,9 @@ void GroupedMatmulV4(const List& x, const List& weight, const List& bias, const 
 void GroupedMatmul(const List& x, const List& weight, const List& bias, const List& scale, const List& offset,
                    const List& antiquantScale, const List& antiquantOffset,
                    at::OptionalIntArrayRef groupListOptional, int64_t splitItem, List& out) {
-  std::vector<int64_t> ends;
-  if (groupListOptional.has_value()) {
-    ends = groupListOptional->vec();
-  } else if (splitItem >= 2) {  // one result of several products
-    for (const auto& part : x) ends.push_back((ends.empty() ? 0 : ends.back()) + part.size(0));
-  }
-  const auto list = ends.empty() ? std::nullopt : std::optional(at::tensor(ends, at::kLong));
+  const auto list = groupListOptional.has_value() && !groupListOptional->empty()
+                        ? std::optional(at::tensor(*groupListOptional, at::kLong))
+                        : std::nullopt;
   List none;
   GroupedMatmulV4(x, weight, bias, scale, offset, antiquantScale, antiquantOffset, {}, list, {}, {}, {},
                   splitItem, list.has_value() ? 0 : -1, 0, 0, out, none, none);
