@@ -36,7 +36,6 @@ bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::k
 
 /// An argument that the operator writes, which the converted one stood for.
 struct Written {
-  size_t position;
   at::Tensor given;
   at::Tensor converted;
 };
@@ -67,7 +66,7 @@ bool call_converted(const HostDtypes& dtypes, const c10::OperatorHandle& op, tor
     if (widens) half = given.scalar_type();
     at::Tensor converted = given.to(is_index ? at::kLong : at::kFloat);
     const auto* alias = arguments[i].alias_info();
-    if (alias != nullptr && alias->isWrite()) written.push_back({i, given, converted});
+    if (alias != nullptr && alias->isWrite()) written.push_back({given, converted});
     value = std::move(converted);
   }
   if (!any) return false;

@@ -1,5 +1,6 @@
-// Dtypes that the device takes, and ATen's CPU kernels do not: 32-bit indices, and 16-bit numbers of a few
-// operators. The call is made again with 64-bit indices and in float32, and its results are rounded once.
+// Dtypes that ATen's CPU kernels refuse, or sum in, other than the device: 32-bit indices, and 16-bit numbers
+// of a few operators. The call is made again with 64-bit indices and in float32, and its results are rounded
+// once.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
