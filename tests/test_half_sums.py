@@ -57,3 +57,32 @@ def test_sums_are_rounded_once(name: str, dtype: torch.dtype) -> None:
     actual = SUMS[name](source.npu(), PLACES.npu()).cpu()
     assert actual.dtype == dtype
     assert ((actual.double() - exact).abs() <= torch.finfo(dtype).eps * exact).all(), (actual, exact)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("index", [torch.tensor([1, -1, 1, 2]), torch.tensor([[0, 1], [1, -2]]), torch.tensor(1)])
+def test_index_put_along_one_dimension(dim: int, index: Tensor) -> None:
+    x = torch.randn(3, 3, 3, dtype=torch.bfloat16)
+    where = (slice(None),) * dim + (index,)
+    values = torch.randn(x[where].shape, dtype=torch.bfloat16)
+    for given in (values, values[..., :1], torch.tensor(0.5, dtype=torch.bfloat16)):
+        expected, actual = x.double(), x.npu()
+        indices = [*[None] * dim, index]
+        torch.ops.aten.index_put_(expected, indices, given.double(), True)
+        torch.ops.aten.index_put_(actual, [*[None] * dim, index.npu()], given.npu(), True)
+        assert torch.equal(actual.cpu(), expected.to(torch.bfloat16))
+    with pytest.raises(RuntimeError, match="out of bounds for dimension"):
+        torch.ops.aten.index_put_(x.npu(), [*[None] * dim, (index + 3).npu()], values.npu(), True)
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 3}, {"padding_idx": -1}, {"scale_grad_by_freq": True}])
+def test_gradients_of_embeddings(options: dict[str, int]) -> None:
+    words = torch.tensor([[3, 1, 3], [0, 6, 3]])
+    wide = torch.randn(7, 5).half().double().requires_grad_()
+    table = wide.detach().half().npu().requires_grad_()
+    grad = torch.randn(2, 3, 5).half()
+    F.embedding(words, wide, **options).backward(grad.double())
+    F.embedding(words.npu(), table, **options).backward(grad.npu())
+    assert table.grad is not None
+    assert wide.grad is not None
+    torch.testing.assert_close(table.grad.cpu().double(), wide.grad, rtol=2**-11, atol=1e-6)

@@ -30,6 +30,56 @@ bool any_given(const c10::List<std::optional<at::Tensor>>& indices) {
 /// `reduce` of aclnnScatter*: 0 replaces, 1 adds, 2 multiplies.
 const char* scatter_mode(int64_t reduce) { return reduce == 1 ? "add" : "multiply"; }
 
+/// target[.., index[i], ..] += alpha * source[.., i, ..] along a dimension. Sums of 16 bits are rounded once.
+void add_at(at::Tensor& target, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+            const at::Scalar& alpha) {
+  if (!at::isReducedFloatingType(target.scalar_type())) {
+    target.index_add_(dim, index, source, alpha);
+    return;
+  }
+  const auto [places, place_of] = at::_unique(index.to(at::kLong), /*sorted=*/true, /*return_inverse=*/true);
+  // A place that is named once gets one sum, as with the rows that a mixture of experts adds.
+  if (places.numel() == index.numel() && alpha.equal(1)) {
+    target.index_add_(dim, index, source, alpha);
+    return;
+  }
+  // Only what the index names is widened: few rows of a large table are common.
+  const auto sums =
+      widened(target.index_select(dim, places)).index_add_(dim, place_of, widened(source), alpha);
+  target.index_copy_(dim, places, sums.to(target.scalar_type()));
+}
+
+/// The number of the only index, if there is just one and it is of integers; else -1.
+int64_t only_index(const c10::List<std::optional<at::Tensor>>& indices) {
+  int64_t found = -1;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<at::Tensor> index = indices.get(i);
+    if (!index.has_value()) continue;
+    const bool is_integer = index->scalar_type() == at::kLong || index->scalar_type() == at::kInt;
+    if (found >= 0 || !is_integer) return -1;
+    found = static_cast<int64_t>(i);
+  }
+  return found;
+}
+
+/// index_put_ with one index, which adds.
+void add_along(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& values) {
+  at::DimVector sizes(self.sizes().slice(0, dim));
+  sizes.append(index.sizes().begin(), index.sizes().end());
+  sizes.append(self.sizes().begin() + dim + 1, self.sizes().end());
+  TORCH_CHECK(at::is_expandable_to(values.sizes(), sizes), "shape mismatch: value tensor of shape ",
+              values.sizes(), " cannot be broadcast to indexing result of shape ", sizes);
+  if (index.numel() == 0) return;
+  const int64_t size = self.size(dim);
+  const auto least = index.min().item<int64_t>(), most = index.max().item<int64_t>();
+  TORCH_CHECK_INDEX(-size <= least && most < size, "index ", least < -size ? least : most,
+                    " is out of bounds for dimension ", dim, " with size ", size);
+  const at::Tensor places = at::where(index.lt(0), index + size, index).flatten();
+  at::DimVector rows(self.sizes());
+  rows[dim] = index.numel();
+  add_at(self, dim, places, values.expand(sizes).reshape(rows), 1);
+}
+
 }  // namespace
 
 void Index(const at::Tensor& self, const std::vector<at::Tensor>& indices, at::Tensor& out) {
@@ -42,11 +92,13 @@ void IndexPutImpl(at::Tensor& selfRef, const std::vector<at::Tensor>& indices, c
                   bool accumulate, bool unsafe) {
   const auto given = optional_indices(selfRef, indices);
   if (!any_given(given)) return;  // an index_put has an index: it is a real, empty one
-  if (accumulate && at::isReducedFloatingType(selfRef.scalar_type())) {  // sums of 16 bits are rounded once
+  if (!accumulate || !at::isReducedFloatingType(selfRef.scalar_type())) {
+    at::_index_put_impl_(selfRef, given, values, accumulate, unsafe);
+  } else if (const int64_t dim = only_index(given); dim >= 0) {
+    add_along(selfRef, dim, *given.get(dim), values);
+  } else {  // sums of 16 bits are rounded once
     auto sums = widened(selfRef);
     selfRef.copy_(at::_index_put_impl_(sums, given, widened(values), accumulate, unsafe));
-  } else {
-    at::_index_put_impl_(selfRef, given, values, accumulate, unsafe);
   }
 }
 
@@ -54,19 +106,23 @@ void IndexAdd(const at::Tensor& self, int64_t dim, const at::Tensor& index, cons
               const at::Scalar& alpha, at::Tensor& out) {
   const bool in_place = out.data_ptr() == self.data_ptr() && out.strides() == self.strides();
   if (!in_place) out.copy_(self);
-  if (!at::isReducedFloatingType(out.scalar_type())) {
-    out.index_add_(dim, index, source, alpha);
+  add_at(out, dim, index, source, alpha);
+}
+
+void EmbeddingDenseBackward(const at::Tensor& grad, const at::Tensor& indices, int64_t numWeights,
+                            int64_t paddingIdx, bool scaleGradByFreq, at::Tensor& out) {
+  if (!at::isReducedFloatingType(grad.scalar_type())) {
+    const Placement placement({out}, grad, indices);
+    assign(out, at::embedding_dense_backward(grad, indices, numWeights, paddingIdx, scaleGradByFreq));
     return;
   }
-  const auto [places, place_of] = at::_unique(index.to(at::kLong), /*sorted=*/true, /*return_inverse=*/true);
-  // A place that is named once gets one sum, as with the rows that a mixture of experts adds.
-  if (places.numel() == index.numel() && alpha.equal(1)) {
-    out.index_add_(dim, index, source, alpha);
-    return;
-  }
-  // Sums of 16 bits are rounded once. Only what the index names is widened.
-  const auto sums = widened(out.index_select(dim, places)).index_add_(dim, place_of, widened(source), alpha);
-  out.index_copy_(dim, places, sums.to(out.scalar_type()));
+  // Sums of 16 bits are rounded once. Only the rows that were read have a gradient.
+  const auto [rows, row_of] = at::_unique(indices.to(at::kLong), /*sorted=*/true, /*return_inverse=*/true);
+  const auto padding = rows.eq(paddingIdx).nonzero();
+  const int64_t padding_row = padding.numel() == 0 ? -1 : padding.item<int64_t>();
+  const auto sums =
+      at::embedding_dense_backward(widened(grad), row_of, rows.numel(), padding_row, scaleGradByFreq);
+  out.zero_().index_copy_(0, rows, sums.to(out.scalar_type()));
 }
 
 void InplacePut(at::Tensor& selfRef, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
