@@ -19,7 +19,8 @@ struct DecodeAttention {
   int64_t value_strides[3];
   void* out;
   int64_t out_strides[3];
-  float* log_sum_exp;  ///< [batch, heads, queries]; may be null
+  float* log_sum_exp;  ///< [batch, heads, queries], of the scores and the sink; may be null
+  float* maximum;      ///< likewise
   int64_t batch;
   int64_t heads;
   int64_t key_heads;  ///< divides heads

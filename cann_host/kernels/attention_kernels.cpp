@@ -143,9 +143,9 @@ void finish(const DecodeAttention& a, const Row& row, int64_t batch, int64_t hea
     sum = sum * factor + powers[1];
     maximum = largest;
   }
-  if (a.log_sum_exp != nullptr) {
-    a.log_sum_exp[(batch * a.heads + head) * a.queries + query] = maximum + log(splat<Vec<float>>(sum))[0];
-  }
+  const int64_t place = (batch * a.heads + head) * a.queries + query;
+  if (a.log_sum_exp != nullptr) a.log_sum_exp[place] = maximum + log(splat<Vec<float>>(sum))[0];
+  if (a.maximum != nullptr) a.maximum[place] = maximum;
   T* out =
       static_cast<T*>(a.out) + batch * a.out_strides[0] + head * a.out_strides[1] + query * a.out_strides[2];
   const float scale = sum == 0 ? 0 : factor / sum;  // a query that sees nothing gives 0

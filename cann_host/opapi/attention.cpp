@@ -102,6 +102,21 @@ at::Tensor scores_of(const Attention& a, const at::Tensor& key) {
   return result;
 }
 
+/// The largest score of each query, of some queries at a time.
+at::Tensor maxima_of(const Attention& a) {
+  constexpr int64_t together = 128;
+  const auto key = per_query_head(a, a.key).transpose(-1, -2);
+  const auto bias = bias_of(a, at::kFloat, false);
+  std::vector<at::Tensor> maxima;
+  for (int64_t first = 0; first < a.query.size(2); first += together) {
+    const auto rows = [&](const at::Tensor& t) { return t.slice(-2, first, first + together); };
+    auto scores = at::matmul(rows(a.query).to(at::kFloat), key).mul_(a.scale);
+    if (bias.defined()) scores.add_(bias.dim() > 1 && bias.size(-2) > 1 ? rows(bias) : bias);
+    maxima.push_back(scores.amax(-1));
+  }
+  return at::cat(maxima, -1);
+}
+
 /// 0 where dropout drops, 1 / keep elsewhere.
 at::Tensor dropout_factor(const Attention& a, at::IntArrayRef sizes) {
   const auto bits = a.dropped->contiguous().view(-1).unsqueeze(1);
@@ -117,7 +132,7 @@ AttentionResult with_sink(const Attention& a, AttentionResult result) {
   const auto sink = a.sink->to(at::kFloat).view({1, -1, 1});
   const auto log_sum_exp = at::logaddexp(result.log_sum_exp, sink);
   const auto share = (result.log_sum_exp - log_sum_exp).exp_().unsqueeze(-1);
-  return {(result.out * share).to(result.out.scalar_type()), log_sum_exp};
+  return {(result.out * share).to(result.out.scalar_type()), log_sum_exp, at::maximum(result.maximum, sink)};
 }
 
 AttentionResult attend_by_products(const Attention& a) {
@@ -126,7 +141,7 @@ AttentionResult attend_by_products(const Attention& a) {
   auto weights = weights_of(scores, log_sum_exp);
   if (a.keep != 1 && a.dropped.has_value()) weights = weights * dropout_factor(a, weights.sizes());
   const auto out = at::matmul(weights, per_query_head(a, a.value)).to(a.query.scalar_type());
-  return with_sink(a, {out, log_sum_exp});
+  return with_sink(a, {out, log_sum_exp, scores.amax(-1)});
 }
 
 void set_strides(int64_t (&target)[3], const at::Tensor& t) { std::copy_n(t.strides().begin(), 3, target); }
@@ -155,8 +170,8 @@ AttentionResult decode(const Attention& a, const KeyCache& cache) {
   const bool paged = cache.block_table.defined();
   const int64_t keys = paged ? cache.block_table.size(1) * cache.block_size : a.key.size(2);
   const at::Tensor query = dense_heads(a.query), key = dense_heads(a.key), value = dense_heads(a.value);
-  AttentionResult result{at::empty({batch, heads, queries, value.size(3)}, query.options()),
-                         at::empty({batch, heads, queries}, query.options().dtype(at::kFloat))};
+  const auto rows = [&] { return at::empty({batch, heads, queries}, query.options().dtype(at::kFloat)); };
+  AttentionResult result{at::empty({batch, heads, queries, value.size(3)}, query.options()), rows(), rows()};
   const bool causal = a.sparse_mode == 3 || (a.sparse_mode == 2 && queries == keys);
   Attention others = a;
   if (causal) {  // its mask is compressed and not read
@@ -178,6 +193,7 @@ AttentionResult decode(const Attention& a, const KeyCache& cache) {
   call.value = value.const_data_ptr();
   call.out = result.out.mutable_data_ptr();
   call.log_sum_exp = result.log_sum_exp.mutable_data_ptr<float>();
+  call.maximum = result.maximum.mutable_data_ptr<float>();
   set_strides(call.query_strides, query);
   set_strides(call.key_strides, key);
   set_strides(call.value_strides, value);
@@ -202,7 +218,7 @@ AttentionResult decode(const Attention& a, const KeyCache& cache) {
   return result;
 }
 
-AttentionResult attend(const Attention& a) {
+AttentionResult attend(const Attention& a, bool wants_maximum) {
   TORCH_CHECK(a.key.size(1) > 0 && a.query.size(1) % a.key.size(1) == 0, "query has ", a.query.size(1),
               " heads and key ", a.key.size(1), "; the first must be a multiple of the second");
   if (decodes(a)) return decode(a, {});
@@ -217,7 +233,7 @@ AttentionResult attend(const Attention& a) {
   if (!flash_takes(a)) return attend_by_products(a);
   const auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
       a.query, a.key, a.value, 0.0, a.is_causal(), flash_bias(a), a.scale);
-  return with_sink(a, {out, log_sum_exp});
+  return with_sink(a, {out, log_sum_exp, wants_maximum ? maxima_of(a) : log_sum_exp});
 }
 
 AttentionGradient attend_backward(const Attention& a, const at::Tensor& grad, const AttentionResult& result,

@@ -31,7 +31,8 @@ struct Attention {
 
 struct AttentionResult {
   at::Tensor out;          // [B, N, queries, value size]
-  at::Tensor log_sum_exp;  // [B, N, queries], float32
+  at::Tensor log_sum_exp;  // [B, N, queries], float32, of the scores and the sink
+  at::Tensor maximum;      // likewise, or log_sum_exp where none was asked for; the gradient does without
 };
 
 struct AttentionGradient {
@@ -39,8 +40,9 @@ struct AttentionGradient {
   at::Tensor shift, sink;  // undefined unless asked for
 };
 
-/// Raises for a sparse mode or shapes that it does not know.
-AttentionResult attend(const Attention& a);
+/// Raises for a sparse mode or shapes that it does not know. Maxima of many queries in float32 cost a second
+/// product of queries and keys.
+AttentionResult attend(const Attention& a, bool wants_maximum);
 AttentionGradient attend_backward(const Attention& a, const at::Tensor& grad, const AttentionResult& result,
                                   bool wants_shift, bool wants_sink);
 

@@ -201,7 +201,7 @@ class ForwardBlock {
         sums_(query_block * s.value_size) {}
 
   void run(const Rows<T>& queries, int64_t first, const F* keys, const F* values, const float* bias,
-           int64_t bias_stride, T* out, float* log_sum_exp) {
+           int64_t bias_stride, T* out, float* log_sum_exp, float* maximum) {
     const int64_t rows = std::min(query_block, s_.queries - first);
     const Rows<F> factors = as_factors<F>(Rows<T>{queries[first], queries.stride}, rows, s_.size, converted_);
     std::fill_n(maximum_, rows, -infinity);
@@ -234,6 +234,7 @@ class ForwardBlock {
                   s_.value_size, sums_.data(), s_.value_size, key > 0);
     }
     for (int64_t r = 0; r < rows; ++r) {
+      maximum[r] = maximum_[r];
       log_sum_exp[r] = maximum_[r] + std::log(sum_[r]);
       correction_[r] = sum_[r] == 0 ? 0 : 1 / sum_[r];
     }
@@ -253,10 +254,14 @@ AttentionResult forward(const Attention& a, const at::Tensor& bias) {
   using F = Factor<T>;
   const Shape s(a);
   const PackedKeys<T, F> packed(a, s);
-  AttentionResult result{at::empty({s.batch, s.heads, s.queries, s.value_size}, a.query.options()),
-                         at::empty({s.batch, s.heads, s.queries}, a.query.options().dtype(at::kFloat))};
+  const auto rows = [&] {
+    return at::empty({s.batch, s.heads, s.queries}, a.query.options().dtype(at::kFloat));
+  };
+  AttentionResult result{at::empty({s.batch, s.heads, s.queries, s.value_size}, a.query.options()), rows(),
+                         rows()};
   T* out = result.out.mutable_data_ptr<T>();
-  float* log_sum_exp = result.log_sum_exp.mutable_data_ptr<float>();
+  float *log_sum_exp = result.log_sum_exp.mutable_data_ptr<float>(),
+        *maximum = result.maximum.mutable_data_ptr<float>();
   const int64_t blocks = (s.queries + query_block - 1) / query_block;
   const int64_t work = std::min(query_block, s.queries) * s.keys * (s.size + s.value_size);
   at::parallel_for(0, s.batch * s.heads * blocks, grain_of(work), [&](int64_t begin, int64_t end) {
@@ -267,7 +272,8 @@ AttentionResult forward(const Attention& a, const at::Tensor& bias) {
       const float* shift = bias.defined() ? rows_of<float>(bias, batch, head)[first] : nullptr;
       block.run(rows_of<T>(a.query, batch, head), first, packed.keys.data() + of * packed.key_elements,
                 packed.values.data() + of * packed.value_elements, shift, bias.defined() ? bias.stride(2) : 0,
-                out + (row * s.queries + first) * s.value_size, log_sum_exp + row * s.queries + first);
+                out + (row * s.queries + first) * s.value_size, log_sum_exp + row * s.queries + first,
+                maximum + row * s.queries + first);
     }
     brgemm_release(in_pairs<F>);
   });
@@ -440,7 +446,7 @@ AttentionResult attend_in_blocks(const Attention& a, const at::Tensor& bias) {
 AttentionGradient attend_backward_in_blocks(const Attention& a, const at::Tensor& grad,
                                             const AttentionResult& result) {
   const auto dense = [](const at::Tensor& t) { return t.stride(-1) == 1 ? t : t.contiguous(); };
-  const AttentionResult given{dense(result.out), result.log_sum_exp};
+  const AttentionResult given{dense(result.out), result.log_sum_exp, {}};
   return by_dtype(a.query.scalar_type(), [&]<class T> { return backward<T>(a, dense(grad), given); });
 }
 

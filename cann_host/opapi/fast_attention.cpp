@@ -1,6 +1,7 @@
 // The direct route of attention with few queries, as a step of decoding has it.
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "cann_host/kernels/attention.h"
@@ -31,11 +32,11 @@ bool is_statistic(const aclTensor* t, int64_t rows) {
   return t == nullptr || (t->dtype == ACL_FLOAT && t->is_contiguous() && t->numel() == rows * copies);
 }
 
-void set_statistic(const aclTensor* t, int64_t rows, const float* values) {
+template <class Value>
+void set_statistic(const aclTensor* t, int64_t rows, const Value& value) {
   if (t == nullptr) return;
   auto* to = static_cast<float*>(t->data());
-  for (int64_t row = 0; row < rows; ++row)
-    std::fill_n(to + row * copies, copies, values == nullptr ? 1 : values[row]);
+  for (int64_t row = 0; row < rows; ++row) std::fill_n(to + row * copies, copies, value(row));
 }
 
 void set_strides(int64_t (&target)[3], const aclTensor& t) { std::copy_n(t.strides.begin(), 3, target); }
@@ -60,7 +61,7 @@ bool attention_of_few_queries(const aclTensor* query, const aclTensor* key, cons
       !is_statistic(sum, rows)) {
     return false;
   }
-  std::vector<float> log_sum_exp(rows);
+  std::vector<float> log_sum_exp(rows), maxima(rows);
   kernels::DecodeAttention call{};
   call.type = *type;
   call.query = query->data();
@@ -68,6 +69,7 @@ bool attention_of_few_queries(const aclTensor* query, const aclTensor* key, cons
   call.value = value->data();
   call.out = out->data();
   call.log_sum_exp = log_sum_exp.data();
+  call.maximum = maxima.data();
   set_strides(call.query_strides, *query);
   set_strides(call.key_strides, *key);
   set_strides(call.value_strides, *value);
@@ -82,9 +84,10 @@ bool attention_of_few_queries(const aclTensor* query, const aclTensor* key, cons
   call.scale = static_cast<float>(scale);
   call.causal = is_causal;
   kernels::decode_attention(call);
-  // Any pair with maximum + log(sum) = log_sum_exp serves the gradient.
-  set_statistic(maximum, rows, log_sum_exp.data());
-  set_statistic(sum, rows, nullptr);
+  set_statistic(maximum, rows, [&](int64_t row) { return maxima[row]; });
+  set_statistic(sum, rows, [&](int64_t row) {
+    return std::isinf(maxima[row]) ? 0 : std::exp(log_sum_exp[row] - maxima[row]);
+  });
   return true;
 }
 

@@ -32,8 +32,8 @@ MEMBERS = {
     "adamw": "type:i gradient_type:i parameter:p exp_avg:p exp_avg_sq:p max_exp_avg_sq:p gradient:p count:l "
     "learning_rate:d beta1:d beta2:d epsilon:d weight_decay:d step:d maximize:b",
     "decode_attention": "type:i query:p query_strides:l3 key:p key_strides:l3 value:p value_strides:l3 out:p "
-    "out_strides:l3 log_sum_exp:p batch:l heads:l key_heads:l queries:l keys:l head_size:l value_size:l scale:f "
-    "key_lengths:p block_table:p blocks_per_sequence:l block_size:l bias:p bias_strides:l3 causal:b sinks:p",
+    "out_strides:l3 log_sum_exp:p maximum:p batch:l heads:l key_heads:l queries:l keys:l head_size:l value_size:l "
+    "scale:f key_lengths:p block_table:p blocks_per_sequence:l block_size:l bias:p bias_strides:l3 causal:b sinks:p",
     "matvec": "type:i weight_type:i x:p weight:p bias:p scale:p offset:p y:p rows:l columns:l inner:l weight_stride:l",
     "nz_matmul": "type:i x:p weight:p bias:p y:p rows:l columns:l inner:l transposed:b",
 }
@@ -156,18 +156,19 @@ def test_rotation_and_back(interleaved: bool, dtype: torch.dtype) -> None:
 def test_decode_attention(heads: int, key_heads: int, queries: int, keys: int, size: int, dtype: torch.dtype) -> None:
     q, k, v = (sample(2, h, n, size, dtype=dtype) for h, n in ((heads, queries), (key_heads, keys), (key_heads, keys)))
     v = v.flip(0).contiguous()
-    out, lse = torch.empty_like(q), torch.empty(2, heads, queries)
+    out, lse, maximum = torch.empty_like(q), *torch.empty(2, 2, heads, queries)
     strides = {f"{n}_strides": t.stride()[:3] for n, t in (("query", q), ("key", k), ("value", v), ("out", out))}
     run(
-        "decode_attention", type=dtype, query=q, key=k, value=v, out=out, log_sum_exp=lse, batch=2, heads=heads,
-        key_heads=key_heads, queries=queries, keys=keys, head_size=size, value_size=size, scale=0.3, causal=True,
-        **strides,
+        "decode_attention", type=dtype, query=q, key=k, value=v, out=out, log_sum_exp=lse, maximum=maximum, batch=2,
+        heads=heads, key_heads=key_heads, queries=queries, keys=keys, head_size=size, value_size=size, scale=0.3,
+        causal=True, **strides,
     )  # fmt: skip
     wide_k, wide_v = (t.double().repeat_interleave(heads // key_heads, 1) for t in (k, v))
     scores = q.double() @ wide_k.transpose(-1, -2) * 0.3
     scores = scores.masked_fill(torch.ones(queries, keys).triu(keys - queries + 1).bool(), -math.inf)
     close(out, scores.softmax(-1).nan_to_num() @ wide_v)
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(maximum.double(), scores.amax(-1), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

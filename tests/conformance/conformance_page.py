@@ -121,9 +121,6 @@ OTHERWISE = {
     "test_npu_swi_glu.py": "two in ten thousand results are the neighbouring bfloat16",
     "test_npu_swi_glu_backward.py": "two in ten thousand results are the neighbouring bfloat16",
     "test_rotary_mul_error_param": "a ValueError, and not a RuntimeError",
-    "test_npu_flash_attention_tensor_tnd": "softmax_max is the logarithm of the sum, and softmax_sum 1",
-    "test_npu_flash_attention_tnd": "softmax_max is the logarithm of the sum, and softmax_sum 1",
-    "test_npu_flash_attention_tnd_with_dropmask": "softmax_max is the logarithm of the sum, and softmax_sum 1",
     "test_viewcopy.py": "operators of CANN's are events of the device, and not of the CPU",
 }
 KNOWN = {

@@ -69,7 +69,7 @@ def fusion_attention_v3(
         next_tockens, inner_precise, prefix, _listed(actual_seq_qlen), _listed(actual_seq_kvlen), sparse_mode,
         gen_mask_parallel, sync, softmax_layout, sink,
     )  # fmt: skip
-    seed, offset = (torch.tensor([number], dtype=torch.int64, device=query.device) for number in (seed, offset))
+    seed, offset = (torch.full([1], number, dtype=torch.int64, device=query.device) for number in (seed, offset))
     return attention, largest, total, softmax, seed, offset
 
 

@@ -48,7 +48,7 @@ def ring_attention_update(
     """Attention over two parts of the keys from npu_fusion_attention's results over each: output, maximum, sum.
 
     Layout SBH: outputs [S, B, H] and statistics [B, N, S, 8]; TND: [T, N, D] and [T, N, 8], with actual_seq_qlen, whose
-    values make no difference then.
+    values make no difference then. Queries that see no key have the maximum -inf, the sum 0 and the output 0.
     """
     name = "npu_ring_attention_update"
     if input_layout not in ("SBH", "TND") or input_softmax_layout not in ("", input_layout):
@@ -62,13 +62,14 @@ def ring_attention_update(
     if len({t.shape for t in statistics}) > 1 or prev_softmax_max.dim() != rank or prev_softmax_max.shape[-1] != 8:
         refuse(name, f"statistics of one shape, {rank} dimensions, the last one 8", [list(t.shape) for t in statistics])
     largest = torch.maximum(prev_softmax_max, cur_softmax_max)
+    reference = largest.masked_fill(largest == -torch.inf, 0)
     before, now = (
-        s * (m - largest).exp() for s, m in ((prev_softmax_sum, prev_softmax_max), (cur_softmax_sum, cur_softmax_max))
+        s * (m - reference).exp() for s, m in ((prev_softmax_sum, prev_softmax_max), (cur_softmax_sum, cur_softmax_max))
     )
     total = before + now
 
     def weighted(out: Tensor, part: Tensor) -> Tensor:
-        share = (part / total)[..., :1]
+        share = (part / total.masked_fill(total == 0, 1))[..., :1]
         if input_layout == "TND":
             return out.float() * share
         heads = out.float().unflatten(-1, (share.shape[1], -1))

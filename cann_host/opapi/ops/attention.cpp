@@ -67,10 +67,20 @@ Attention options(const Optional& shift, const Optional& dropped, const Optional
   return a;
 }
 
-void set_statistics(const at::Tensor& log_sum_exp, const Optional& maximum, const Optional& sum) {
-  // Any pair with maximum + log(sum) = logsumexp serves the gradient.
-  if (maximum.has_value()) maximum->copy_(log_sum_exp.unsqueeze(-1).expand_as(*maximum));
-  if (sum.has_value()) sum->fill_(1);
+/// The true maximum and sum, or any pair with maximum + log(sum) = log_sum_exp, which serves the gradient.
+void set_statistics(const AttentionResult& result, bool wants_maximum, const Optional& maximum,
+                    const Optional& sum) {
+  const auto store = [](const at::Tensor& to, const at::Tensor& rows) {
+    to.copy_(rows.unsqueeze(-1).expand_as(to));
+  };
+  if (maximum.has_value()) store(*maximum, wants_maximum ? result.maximum : result.log_sum_exp);
+  if (!sum.has_value()) return;
+  if (!wants_maximum) {
+    sum->fill_(1);
+    return;
+  }
+  const auto sums = (result.log_sum_exp - result.maximum).exp_();
+  store(*sum, sums.masked_fill_(result.maximum.isneginf(), 0));
 }
 
 at::Tensor log_sum_exp_of(const Optional& maximum, const Optional& sum) {
@@ -154,7 +164,7 @@ void FlashAttentionScoreV3(const at::Tensor& query, const at::Tensor& key, const
                            double scaleValue, double keepProb, int64_t preTokens, int64_t nextTokens,
                            int64_t headNum, std::string_view inputLayout, int64_t, int64_t sparseMode,
                            int64_t pseType, const Optional& softmaxMax, const Optional& softmaxSum,
-                           const Optional&, at::Tensor& attentionOut) {
+                           const Optional& softmaxOut, at::Tensor& attentionOut) {
   auto a = options(realShift, dropMask, attenMask, sink, prefix, scaleValue, keepProb, preTokens, nextTokens,
                    sparseMode, pseType);
   const int64_t size = head_size_of(query, inputLayout, headNum);
@@ -163,9 +173,9 @@ void FlashAttentionScoreV3(const at::Tensor& query, const at::Tensor& key, const
   a.value = heads_first(value, inputLayout, head_size_of(value, inputLayout, a.key.size(1)));
   a.shift = Alibi(realShift, pseType, qStartIdx, kvStartIdx).shift(a, std::nullopt);
   const Placement placement({attentionOut});
-  const auto result = attend(a);
+  const auto result = attend(a, softmaxOut.has_value());
   assign(heads_first(attentionOut, inputLayout, result.out.size(3)), result.out);
-  set_statistics(result.log_sum_exp, softmaxMax, softmaxSum);
+  set_statistics(result, softmaxOut.has_value(), softmaxMax, softmaxSum);
 }
 
 void FlashAttentionVarLenScoreV5(const at::Tensor& query, const Optional& queryRope, const at::Tensor& key,
@@ -177,8 +187,8 @@ void FlashAttentionVarLenScoreV5(const at::Tensor& query, const Optional& queryR
                                  at::OptionalIntArrayRef kvStartIdx, double scaleValue, double keepProb,
                                  int64_t preTokens, int64_t nextTokens, int64_t, std::string_view inputLayout,
                                  int64_t, int64_t sparseMode, int64_t pseType, std::string_view,
-                                 const Optional& softmaxMax, const Optional& softmaxSum, const Optional&,
-                                 at::Tensor& attentionOut) {
+                                 const Optional& softmaxMax, const Optional& softmaxSum,
+                                 const Optional& softmaxOut, at::Tensor& attentionOut) {
   TORCH_CHECK(inputLayout == "TND", "inputLayout is '", inputLayout, "'; expected TND");
   const auto all = options(realShift, dropMask, attenMask, sink, prefix, scaleValue, keepProb, preTokens,
                            nextTokens, sparseMode, pseType);
@@ -188,12 +198,12 @@ void FlashAttentionVarLenScoreV5(const at::Tensor& query, const Optional& queryR
   for (const auto& s : parts) {
     const auto a = of_sequence(all, alibi, s, parts, whole_query, whole_key, value);
     if (a.query.numel() == 0) continue;
-    const auto result = attend(a);
+    const auto result = attend(a, softmaxOut.has_value());
     tokens(attentionOut, s.query_begin, s.query_end).copy_(result.out);
     const auto of = [&](const Optional& statistic) {
       return statistic.has_value() ? Optional(tokens(*statistic, s.query_begin, s.query_end)) : std::nullopt;
     };
-    set_statistics(result.log_sum_exp, of(softmaxMax), of(softmaxSum));
+    set_statistics(result, softmaxOut.has_value(), of(softmaxMax), of(softmaxSum));
   }
 }
 
@@ -219,8 +229,8 @@ void FlashAttentionScoreGradV3(const at::Tensor& query, const at::Tensor& key, c
   TORCH_CHECK(attentionIn.has_value(), "the gradient of attention needs attentionIn");
   const auto wants = [](const Optional& t) { return t.has_value() && t->numel() > 0; };
   const Placement placement({dq, dk, dv});
-  const AttentionResult result{heads_first(*attentionIn, inputLayout, value_size),
-                               log_sum_exp_of(softmaxMax, softmaxSum)};
+  const AttentionResult result{
+      heads_first(*attentionIn, inputLayout, value_size), log_sum_exp_of(softmaxMax, softmaxSum), {}};
   const bool wants_shift = wants(dpse) && !alibi.slopes.has_value();
   if (wants(dpse) && !wants_shift) dpse->zero_();  // slopes are constants
   const auto gradient = attend_backward(a, heads_first(dy, inputLayout, value_size), result, wants_shift,
@@ -273,7 +283,8 @@ void FlashAttentionUnpaddingScoreGradV5(
     const auto a = of_sequence(all, alibi, s, parts, whole_query, whole_key, value);
     if (a.query.numel() == 0) continue;
     const AttentionResult result{tokens(*attentionIn, s.query_begin, s.query_end),
-                                 log_sum_exp.slice(0, s.query_begin, s.query_end).t().unsqueeze(0)};
+                                 log_sum_exp.slice(0, s.query_begin, s.query_end).t().unsqueeze(0),
+                                 {}};
     const auto gradient =
         attend_backward(a, tokens(dy, s.query_begin, s.query_end), result, wants_shift, wants_sink);
     put(gradient.query, dq, dqRope, s.query_begin, s.query_end);

@@ -254,7 +254,7 @@ void run(const Inference& call, const at::Tensor& out, const at::Tensor& log_sum
     const bool whole_mask = call.sparse_mode < 2;
     a.hidden = whole_mask ? part_of(a.hidden, i, call.batch(), s.query_length, a.key.size(2)) : a.hidden;
     a.shift = part_of(a.shift, i, call.batch(), s.query_length, a.key.size(2));
-    const auto result = attend(a);
+    const auto result = attend(a, /*wants_maximum=*/false);
     const auto place = [&](const at::Tensor& t) {
       if (call.is_ragged())
         return t.slice(0, s.query_begin, s.query_begin + s.query_length).transpose(0, 1).unsqueeze(0);
