@@ -39,6 +39,7 @@ _SETTINGS = (
     Setting("CANN_HOST_ASYNC", "0", "1: each stream has a thread, as on hardware; finds missing synchronisation"),
     Setting("CANN_HOST_DELAY_US", "0", "microseconds that every task waits before it runs (with CANN_HOST_ASYNC=1)"),
     Setting("CANN_HOST_TRACE", "0", "1: every call, task and error goes to stderr"),
+    Setting("CANN_HOST_WINOGRAD", "1", "0: packed convolutions are sums of products, by oneDNN, whatever their size"),
 )
 
 

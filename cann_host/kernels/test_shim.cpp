@@ -8,6 +8,7 @@
 #include "cann_host/kernels/matvec.h"
 #include "cann_host/kernels/pointwise.h"
 #include "cann_host/kernels/random.h"
+#include "cann_host/kernels/winograd.h"
 
 namespace k = cann_host::kernels;
 
@@ -110,6 +111,12 @@ void unpack(int64_t element_bytes, int64_t batches, int64_t rows, int64_t column
             void* plain) {
   k::unpack({element_bytes, batches, rows, columns}, packed, plain);
 }
+
+int64_t winograd_numbers(int64_t filters, int64_t channels) { return k::winograd_numbers(filters, channels); }
+void pack_winograd(const float* weight, int64_t filters, int64_t channels, float* packed) {
+  k::pack_winograd(weight, filters, channels, packed);
+}
+void convolve_winograd(const k::WinogradConvolution* a) { k::convolve_winograd(*a); }
 
 }  // extern "C"
 #pragma GCC visibility pop

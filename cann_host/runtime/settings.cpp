@@ -87,6 +87,7 @@ class Reader {
     s_.asynchronous = number("CANN_HOST_ASYNC", 0) != 0;
     s_.delay_us = number("CANN_HOST_DELAY_US", 0);
     s_.trace = number("CANN_HOST_TRACE", 0) != 0;
+    s_.winograd = number("CANN_HOST_WINOGRAD", 1) != 0;
     return s_;
   }
 

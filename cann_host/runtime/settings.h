@@ -24,10 +24,14 @@ struct Settings {
   bool asynchronous;          // CANN_HOST_ASYNC
   uint32_t delay_us;          // CANN_HOST_DELAY_US
   bool trace;                 // CANN_HOST_TRACE
+  bool winograd;              // CANN_HOST_WINOGRAD
   std::string problem;        // what is wrong with them; empty if nothing is
 };
 
+#pragma GCC visibility push(default)
 const Settings& settings();
+#pragma GCC visibility pop
+
 /// Logical -> physical: CANN_HOST_DEVICES filtered by ASCEND_RT_VISIBLE_DEVICES. Read anew until devices
 /// exist, because programs set it after they loaded their plug-in and even after they counted. The reference
 /// holds until the thread's next call.

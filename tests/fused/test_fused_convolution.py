@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -20,6 +24,8 @@ SHAPES = [
     (1, 1, 1, 1, 3, 1, 1, 2, 8, 8),
     (2, 40, 40, 4, 3, 1, 1, 1, 6, 6),
     (0, 3, 4, 1, 3, 1, 1, 1, 5, 5),
+    (2, 20, 35, 1, 3, 1, 1, 1, 9, 8),  # by Winograd's algorithm, as the next one
+    (1, 64, 32, 1, 3, 1, 2, 1, 7, 9),
 ]
 
 
@@ -71,6 +77,37 @@ def test_packed_weights_fit_other_images() -> None:
         x = torch.randn(size)
         y = torch_npu.npu_conv2d_packed(x.npu(), packed, weight.shape)
         torch.testing.assert_close(y.cpu(), F.conv2d(x, weight), rtol=1e-5, atol=1e-4)
+
+
+def test_weights_for_winograd() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(40, 24, 3, 3)
+    packed = torch_npu.npu_conv2d_pack_weight(weight.npu(), [1, 24, 8, 8], padding=1)
+    assert packed.numel() == 1024 + 4 * 16 * 24 * 64
+    for size in ((1, 24, 8, 8), (2, 24, 5, 30), (0, 24, 8, 8)):
+        x = torch.randn(size)
+        for image in (x.npu(), x.npu().transpose(2, 3).contiguous().transpose(2, 3)):
+            y = torch_npu.npu_conv2d_packed(image, packed, weight.shape, padding=1)
+            torch.testing.assert_close(y.cpu(), F.conv2d(x, weight, padding=1), rtol=1e-5, atol=1e-4)
+    with pytest.raises(ValueError, match="weight must have weight_size"):  # another layout needs other memory
+        torch_npu.npu_conv2d_packed(torch.randn(1, 24, 8, 8).npu(), packed, weight.shape, stride=2)
+    weight[3, 4, 1, 1] = float("inf")  # numbers that the algorithm does not take stay with oneDNN
+    packed = torch_npu.npu_conv2d_pack_weight(weight.npu(), [1, 24, 8, 8], padding=1)
+    x = torch.randn(1, 24, 8, 8)
+    y = torch_npu.npu_conv2d_packed(x.npu(), packed, weight.shape, padding=1)
+    torch.testing.assert_close(y.cpu(), F.conv2d(x, weight, padding=1), rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize(("setting", "layout"), [("1", 2), ("0", 1)])
+def test_winograd_can_be_switched_off(setting: str, layout: int) -> None:
+    program = """
+import torch, torch_npu
+packed = torch_npu.npu_conv2d_pack_weight(torch.randn(32, 32, 3, 3).npu(), [1, 32, 16, 16], padding=1)
+print(int(packed[8:12].cpu().view(torch.int32)))
+"""
+    environment = {**os.environ, "CANN_HOST_WINOGRAD": setting}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) == layout
 
 
 def test_packed_convolution_refuses() -> None:

@@ -1,10 +1,13 @@
-// Convolutions by oneDNN as PyTorch ships it: with what follows them, and with weights in the layout that it
-// computes with, which lies in device memory as any other bytes.
+// Convolutions with what follows them: by oneDNN as PyTorch ships it, or by Winograd's algorithm, which
+// oneDNN no longer has. Packed weights, in the layout that either computes with, lie in device memory as any
+// other bytes.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstring>
 
+#include "cann_host/kernels/winograd.h"
+#include "cann_host/runtime/settings.h"
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
@@ -15,10 +18,12 @@ using Scalars = at::List<std::optional<at::Scalar>>;
 
 /// What a packed weight starts with; its values follow at their own alignment.
 struct Header {
-  int64_t dtype;         // at::ScalarType
-  int64_t layout_bytes;  // 0: the values lie as in a contiguous tensor
-  uint8_t layout[1008];  // of oneDNN, serialized
+  int64_t dtype;  // at::ScalarType
+  enum class Layout : int32_t { contiguous, onednn, winograd } layout;
+  int32_t description_bytes;
+  uint8_t description[1008];  // of oneDNN's layout, serialized
 };
+using Layout = Header::Layout;
 static_assert(sizeof(Header) == 1024 && sizeof(Header) % 64 == 0);
 
 /// One of PyTorch's operators on oneDNN's tensors.
@@ -62,10 +67,10 @@ at::Tensor packed_values(const Header& header, void* values, at::IntArrayRef siz
   const int32_t dtype = header.dtype == static_cast<int64_t>(at::kFloat) ? aoti_torch_dtype_float32()
                                                                          : aoti_torch_dtype_bfloat16();
   AtenTensorHandle handle = nullptr;
-  const auto code =
-      aoti_torch_create_tensor_from_blob_v2(values, static_cast<int64_t>(size.size()), size.data(),
-                                            size.data(), 0, dtype, aoti_torch_device_type_cpu(), 0, &handle,
-                                            aoti_torch_layout__mkldnn(), header.layout, header.layout_bytes);
+  const auto code = aoti_torch_create_tensor_from_blob_v2(
+      values, static_cast<int64_t>(size.size()), size.data(), size.data(), 0, dtype,
+      aoti_torch_device_type_cpu(), 0, &handle, aoti_torch_layout__mkldnn(), header.description,
+      header.description_bytes);
   TORCH_CHECK(code == 0, "oneDNN does not know the layout of this packed weight");
   auto* tensor = reinterpret_cast<at::Tensor*>(handle);
   at::Tensor result = *tensor;
@@ -73,20 +78,68 @@ at::Tensor packed_values(const Header& header, void* values, at::IntArrayRef siz
   return result;
 }
 
-/// The weight in the memory of a packed one.
-at::Tensor unpacked(const at::Tensor& packed, at::IntArrayRef size, at::ScalarType dtype) {
+/// The header of a packed weight.
+const Header& header_of(const at::Tensor& packed, at::ScalarType dtype) {
   TORCH_CHECK(packed.is_contiguous() && packed.numel() >= static_cast<int64_t>(sizeof(Header)),
               "a packed weight has ", sizeof(Header), " bytes before its values; got ", packed.numel());
-  auto* memory = packed.mutable_data_ptr<uint8_t>();
-  const auto& header = *reinterpret_cast<const Header*>(memory);
+  const auto& header = *static_cast<const Header*>(packed.const_data_ptr());
   TORCH_CHECK(header.dtype == static_cast<int64_t>(dtype), "the weight was packed from ",
               static_cast<at::ScalarType>(header.dtype), ", the input is ", dtype);
-  void* values = memory + sizeof(Header);
-  if (header.layout_bytes > 0) return packed_values(header, values, size);
-  const auto bytes = c10::multiply_integers(size) * static_cast<int64_t>(c10::elementSize(dtype));
+  return header;
+}
+
+void* values_of(const at::Tensor& packed) { return packed.mutable_data_ptr<uint8_t>() + sizeof(Header); }
+
+void check_room(const at::Tensor& packed, int64_t bytes, at::IntArrayRef size) {
   TORCH_CHECK(packed.numel() - static_cast<int64_t>(sizeof(Header)) >= bytes,
               "the packed weight is too small for shape ", size);
-  return at::from_blob(values, size, at::TensorOptions(dtype));
+}
+
+/// The weight in the memory of a packed one, for oneDNN and ATen.
+at::Tensor unpacked(const at::Tensor& packed, at::IntArrayRef size, at::ScalarType dtype) {
+  const Header& header = header_of(packed, dtype);
+  if (header.layout == Layout::onednn) return packed_values(header, values_of(packed), size);
+  check_room(packed, c10::multiply_integers(size) * static_cast<int64_t>(c10::elementSize(dtype)), size);
+  return at::from_blob(values_of(packed), size, at::TensorOptions(dtype));
+}
+
+bool all_equal(at::IntArrayRef list, int64_t value) {
+  return std::all_of(list.begin(), list.end(), [value](int64_t n) { return n == value; });
+}
+
+/// Whether Winograd's algorithm computes the convolution, and faster than oneDNN.
+bool suits_winograd(const at::Tensor& weight, at::IntArrayRef input_size, at::IntArrayRef stride,
+                    at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  if (!settings().winograd || weight.scalar_type() != at::kFloat || groups != 1 ||
+      !all_equal(weight.sizes().slice(2), 3) || !all_equal(stride, 1) || !all_equal(dilation, 1) ||
+      weight.numel() == 0) {
+    return false;
+  }
+  const int64_t height = input_size[2] + 2 * padding[0] - 2, width = input_size[3] + 2 * padding[1] - 2;
+  return kernels::winograd_pays(input_size[0] * height * width, weight.size(1), weight.size(0));
+}
+
+/// By a weight of kernels::pack_winograd().
+void by_winograd(const at::Tensor& input, const float* weight, const Optional& bias, const Optional& residual,
+                 at::IntArrayRef padding, bool relu, at::Tensor& output) {
+  const auto image = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
+  const at::Tensor x = image(input);
+  const Optional shift = bias.has_value() ? Optional(bias->contiguous()) : std::nullopt;
+  const Optional added = residual.has_value() ? Optional(image(*residual)) : std::nullopt;
+  at::Tensor y = image(output);
+  kernels::convolve_winograd({.x = x.const_data_ptr<float>(),
+                              .weight = weight,
+                              .bias = shift.has_value() ? shift->const_data_ptr<float>() : nullptr,
+                              .residual = added.has_value() ? added->const_data_ptr<float>() : nullptr,
+                              .y = y.mutable_data_ptr<float>(),
+                              .batch = x.size(0),
+                              .height = x.size(2),
+                              .width = x.size(3),
+                              .channels = x.size(1),
+                              .filters = y.size(1),
+                              .padding = {padding[0], padding[1]},
+                              .relu = relu});
+  if (!y.is_same(output)) output.copy_(y);
 }
 
 /// The convolution, and the residual added where oneDNN adds it.
@@ -133,26 +186,35 @@ at::Tensor by_aten(const at::Tensor& input, const at::Tensor& weight, const Opti
 void PackConvolutionWeight(const at::Tensor& weight, at::IntArrayRef inputSize, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            at::Tensor& packed) {
-  Header header{static_cast<int64_t>(weight.scalar_type()), 0, {}};
+  Header header{static_cast<int64_t>(weight.scalar_type()), Layout::contiguous, 0, {}};
   const auto room = packed.numel() - static_cast<int64_t>(sizeof(Header));
   const auto bytes = static_cast<int64_t>(weight.nbytes());
   TORCH_CHECK(packed.is_contiguous() && room >= bytes, "packed must be contiguous and have ",
               sizeof(Header) + bytes, " bytes; got ", packed.numel());
-  auto* memory = packed.mutable_data_ptr<uint8_t>();
-  auto* values = memory + sizeof(Header);
+  auto* values = static_cast<uint8_t*>(values_of(packed));
   const auto keep = [&](const void* from, int64_t count) {
-    std::memcpy(values, from, count);
+    if (from != values) std::memcpy(values, from, count);
     std::memset(values + count, 0, room - count);
-    std::memcpy(memory, &header, sizeof(Header));
+    std::memcpy(packed.mutable_data_ptr(), &header, sizeof(Header));
   };
+  if (suits_winograd(weight, inputSize, stride, padding, dilation, groups)) {
+    const int64_t count = kernels::winograd_numbers(weight.size(0), weight.size(1)) * sizeof(float);
+    if (count <= room && at::isfinite(weight).all().item<bool>()) {
+      header.layout = Layout::winograd;
+      kernels::pack_winograd(weight.contiguous().const_data_ptr<float>(), weight.size(0), weight.size(1),
+                             reinterpret_cast<float*>(values));
+      return keep(values, count);
+    }
+  }
   if (onednn_takes(weight.scalar_type()) && weight.numel() > 0) {
     const at::Tensor reordered = reorder_weight(weight.contiguous(at::MemoryFormat::ChannelsLast), padding,
                                                 stride, dilation, groups, inputSize);
-    const at::Tensor layout = serialized_layout(reordered);
+    const at::Tensor description = serialized_layout(reordered);
     const int64_t count = bytes_of(reordered);
-    if (layout.numel() <= static_cast<int64_t>(sizeof(header.layout)) && count <= room) {
-      header.layout_bytes = layout.numel();
-      std::memcpy(header.layout, layout.const_data_ptr(), layout.numel());
+    if (description.numel() <= static_cast<int64_t>(sizeof(header.description)) && count <= room) {
+      header.layout = Layout::onednn;
+      header.description_bytes = static_cast<int32_t>(description.numel());
+      std::memcpy(header.description, description.const_data_ptr(), description.numel());
       return keep(address_of(reordered), count);
     }
   }
@@ -166,13 +228,22 @@ void FusedConvolution(const at::Tensor& input, const at::Tensor& weight, at::Int
   TORCH_CHECK(activation.empty() || activation == "relu", "activation is '", activation,
               "'; known: relu, or empty");
   if (output.numel() == 0) return;
-  const at::Tensor values =
-      weight.scalar_type() == at::kByte ? unpacked(weight, weightSize, input.scalar_type()) : weight;
-  const auto run = values.is_mkldnn() || onednn_takes(input.scalar_type()) ? by_onednn : by_aten;
+  const bool relu = activation == "relu", packed = weight.scalar_type() == at::kByte;
+  if (packed && header_of(weight, input.scalar_type()).layout == Layout::winograd) {
+    TORCH_CHECK(
+        groups == 1 && all_equal(stride, 1) && all_equal(dilation, 1) && all_equal(weightSize.slice(2), 3),
+        "the weight was packed for stride, dilation and groups of 1; got stride=", stride,
+        ", dilation=", dilation, ", groups=", groups, ", weightSize=", weightSize);
+    check_room(weight, kernels::winograd_numbers(weightSize[0], weightSize[1]) * sizeof(float), weightSize);
+    return by_winograd(input, static_cast<const float*>(values_of(weight)), bias, residual, padding, relu,
+                       output);
+  }
   const Placement placement({output}, input, bias, residual);
+  const at::Tensor values = packed ? unpacked(weight, weightSize, input.scalar_type()) : weight;
+  const auto run = values.is_mkldnn() || onednn_takes(input.scalar_type()) ? by_onednn : by_aten;
   assign(output, run(input, values, bias, residual, stride, padding, dilation, groups));
   // oneDNN's own relu makes 0 of NaN, so that it is done here, while the image is in the cache where it fits.
-  if (activation == "relu") at::relu_(output);
+  if (relu) at::relu_(output);
 }
 
 }  // namespace cann_host::host

@@ -30,8 +30,8 @@ SizeList<Int> output_size(const at::Tensor& input, const at::Tensor& weight, at:
   TORCH_CHECK_VALUE(weight_size[0] % groups == 0, op, ": groups must divide the output channels; got ",
                     weight_size[0], " channels, groups=", groups);
   const bool packed = weight.scalar_type() == at::kByte;
-  const int64_t bytes =
-      packed_convolution_bytes<int64_t>(weight_size, static_cast<int64_t>(input.element_size()), groups);
+  const int64_t bytes = packed_convolution_bytes<int64_t>(
+      weight_size, static_cast<int64_t>(input.element_size()), {stride, dilation, groups});
   TORCH_CHECK_VALUE(
       packed ? weight.sym_numel() == bytes : weight.sym_sizes().equals(c10::fromIntArrayRefSlow(weight_size)),
       op, ": weight must have weight_size, or be what npu_conv2d_pack_weight made of one with ",

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 
@@ -14,22 +15,38 @@ namespace torch_npu {
 /// Bytes before the values of a packed weight, in which their layout is described.
 inline constexpr int64_t kPackedConvolutionHeader = 1024;
 
-/// Memory for a weight in any layout that pads channels to 16, with some room for padded rows. A weight that
-/// needs more stays as it is.
+/// What a weight's layout may depend on, beside its sizes.
+struct ConvolutionOptions {
+  at::IntArrayRef stride, dilation;
+  int64_t groups;
+};
+
+/// Memory for a weight in any layout that pads channels to 16, with some room for padded rows, and for one of
+/// 3x3 in float32 for Winograd's algorithm (16 numbers in place of 9). A weight that needs more stays as it
+/// is.
 template <class Int>
-Int packed_convolution_bytes(at::ArrayRef<Int> weight, int64_t item_size, int64_t groups) {
-  const auto padded = [](const Int& channels) { return (channels + Int(15)) / Int(16) * Int(16); };
-  const Int kernel = weight[2] * weight[3];
-  const bool depthwise = weight[0] == Int(groups) && weight[1] == Int(1);
-  const Int values = depthwise ? padded(weight[0]) * kernel
-                               : Int(groups) * padded(weight[0] / Int(groups)) * padded(weight[1]) * kernel;
-  return Int(kPackedConvolutionHeader) + (values + values / Int(32)) * Int(item_size);
+Int packed_convolution_bytes(at::ArrayRef<Int> weight, int64_t item_size, const ConvolutionOptions& options) {
+  const auto padded = [](const Int& channels, int64_t to = 16) {
+    return (channels + Int(to - 1)) / Int(to) * Int(to);
+  };
+  const auto all_one = [](at::IntArrayRef list) { return list[0] == 1 && list[1] == 1; };
+  const Int kernel = weight[2] * weight[3], groups = Int(options.groups);
+  const bool depthwise = weight[0] == groups && weight[1] == Int(1);
+  Int values = depthwise ? padded(weight[0]) * kernel
+                         : groups * padded(weight[0] / groups) * padded(weight[1]) * kernel;
+  values = values + values / Int(32);
+  if (item_size == 4 && options.groups == 1 && weight[2] == Int(3) && weight[3] == Int(3) &&
+      all_one(options.stride) && all_one(options.dilation)) {
+    values = std::max(values, Int(16) * weight[1] * padded(weight[0], 32));
+  }
+  return Int(kPackedConvolutionHeader) + values * Int(item_size);
 }
 
 template <class Int>
-Int packed_convolution_bytes(const at::Tensor& weight, int64_t groups) {
+Int packed_convolution_bytes(const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef dilation,
+                             int64_t groups) {
   return packed_convolution_bytes<Int>(shape_of<Int>(weight), static_cast<int64_t>(weight.element_size()),
-                                       groups);
+                                       {stride, dilation, groups});
 }
 
 /// Whether an input of the size has the channels of a weight.
