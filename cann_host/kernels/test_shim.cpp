@@ -2,13 +2,13 @@
 // product.
 
 #include "cann_host/kernels/attention.h"
+#include "cann_host/kernels/convolution.h"
 #include "cann_host/kernels/fractal_nz.h"
 #include "cann_host/kernels/fused.h"
 #include "cann_host/kernels/isa.h"
 #include "cann_host/kernels/matvec.h"
 #include "cann_host/kernels/pointwise.h"
 #include "cann_host/kernels/random.h"
-#include "cann_host/kernels/winograd.h"
 
 namespace k = cann_host::kernels;
 
@@ -112,11 +112,13 @@ void unpack(int64_t element_bytes, int64_t batches, int64_t rows, int64_t column
   k::unpack({element_bytes, batches, rows, columns}, packed, plain);
 }
 
-int64_t winograd_numbers(int64_t filters, int64_t channels) { return k::winograd_numbers(filters, channels); }
-void pack_winograd(const float* weight, int64_t filters, int64_t channels, float* packed) {
-  k::pack_winograd(weight, filters, channels, packed);
+int64_t packed_numbers(int kernel, int64_t filters, int64_t channels) {
+  return k::packed_numbers(k::ConvolutionKernel{kernel}, filters, channels);
 }
-void convolve_winograd(const k::WinogradConvolution* a) { k::convolve_winograd(*a); }
+void pack_convolution(int kernel, const float* weight, int64_t filters, int64_t channels, float* packed) {
+  k::pack_convolution(k::ConvolutionKernel{kernel}, weight, filters, channels, packed);
+}
+void convolve(int kernel, const k::Convolution* a) { k::convolve(k::ConvolutionKernel{kernel}, *a); }
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "cann_host/kernels/winograd.h"
+#include "cann_host/kernels/convolution.h"
 #include "cann_host/runtime/settings.h"
 #include "opapi/host_functions.h"
 
@@ -19,7 +19,7 @@ using Scalars = at::List<std::optional<at::Scalar>>;
 /// What a packed weight starts with; its values follow at their own alignment.
 struct Header {
   int64_t dtype;  // at::ScalarType
-  enum class Layout : int32_t { contiguous, onednn, winograd } layout;
+  enum class Layout : int32_t { contiguous, onednn, own } layout;
   int32_t description_bytes;
   uint8_t description[1008];  // of oneDNN's layout, serialized
 };
@@ -107,38 +107,56 @@ bool all_equal(at::IntArrayRef list, int64_t value) {
   return std::all_of(list.begin(), list.end(), [value](int64_t n) { return n == value; });
 }
 
-/// Whether Winograd's algorithm computes the convolution, and faster than oneDNN.
-bool suits_winograd(const at::Tensor& weight, at::IntArrayRef input_size, at::IntArrayRef stride,
-                    at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
-  if (!settings().winograd || weight.scalar_type() != at::kFloat || groups != 1 ||
-      !all_equal(weight.sizes().slice(2), 3) || !all_equal(stride, 1) || !all_equal(dilation, 1) ||
-      weight.numel() == 0) {
-    return false;
-  }
-  const int64_t height = input_size[2] + 2 * padding[0] - 2, width = input_size[3] + 2 * padding[1] - 2;
-  return kernels::winograd_pays(input_size[0] * height * width, weight.size(1), weight.size(0));
+kernels::ConvolutionKernel kernel_of(at::IntArrayRef weight_size) {
+  return static_cast<kernels::ConvolutionKernel>(weight_size[2]);
 }
 
-/// By a weight of kernels::pack_winograd().
-void by_winograd(const at::Tensor& input, const float* weight, const Optional& bias, const Optional& residual,
-                 at::IntArrayRef padding, bool relu, at::Tensor& output) {
+/// Whether a kernel of our own computes the convolution.
+bool is_own(at::IntArrayRef weight_size, at::IntArrayRef stride, at::IntArrayRef padding,
+            at::IntArrayRef dilation, int64_t groups) {
+  if (groups != 1 || weight_size[2] != weight_size[3]) return false;
+  if (weight_size[2] == 1) return all_equal(padding, 0);
+  return weight_size[2] == 3 && all_equal(stride, 1) && all_equal(dilation, 1) && settings().winograd;
+}
+
+/// Whether it does, and faster than oneDNN.
+bool is_faster(const at::Tensor& weight, at::IntArrayRef input_size, at::IntArrayRef stride,
+               at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  if (weight.scalar_type() != at::kFloat || weight.numel() == 0 ||
+      !is_own(weight.sizes(), stride, padding, dilation, groups)) {
+    return false;
+  }
+  int64_t results = input_size[0];
+  for (int64_t d = 0; d < 2; ++d)
+    results *= (input_size[d + 2] + 2 * padding[d] - weight.size(d + 2)) / stride[d] + 1;
+  return kernels::convolution_pays(kernel_of(weight.sizes()), results, weight.size(1), weight.size(0));
+}
+
+/// By a weight of kernels::pack_convolution().
+void by_own(const at::Tensor& input, const float* weight, at::IntArrayRef weight_size, const Optional& bias,
+            const Optional& residual, at::IntArrayRef stride, at::IntArrayRef padding, bool relu,
+            at::Tensor& output) {
   const auto image = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
   const at::Tensor x = image(input);
   const Optional shift = bias.has_value() ? Optional(bias->contiguous()) : std::nullopt;
   const Optional added = residual.has_value() ? Optional(image(*residual)) : std::nullopt;
   at::Tensor y = image(output);
-  kernels::convolve_winograd({.x = x.const_data_ptr<float>(),
-                              .weight = weight,
-                              .bias = shift.has_value() ? shift->const_data_ptr<float>() : nullptr,
-                              .residual = added.has_value() ? added->const_data_ptr<float>() : nullptr,
-                              .y = y.mutable_data_ptr<float>(),
-                              .batch = x.size(0),
-                              .height = x.size(2),
-                              .width = x.size(3),
-                              .channels = x.size(1),
-                              .filters = y.size(1),
-                              .padding = {padding[0], padding[1]},
-                              .relu = relu});
+  kernels::convolve(kernel_of(weight_size),
+                    {.x = x.const_data_ptr<float>(),
+                     .weight = weight,
+                     .bias = shift.has_value() ? shift->const_data_ptr<float>() : nullptr,
+                     .residual = added.has_value() ? added->const_data_ptr<float>() : nullptr,
+                     .y = y.mutable_data_ptr<float>(),
+                     .batch = x.size(0),
+                     .height = x.size(2),
+                     .width = x.size(3),
+                     .channels = x.size(1),
+                     .filters = y.size(1),
+                     .result_height = y.size(2),
+                     .result_width = y.size(3),
+                     .padding = {padding[0], padding[1]},
+                     .stride = {stride[0], stride[1]},
+                     .relu = relu});
   if (!y.is_same(output)) output.copy_(y);
 }
 
@@ -197,12 +215,13 @@ void PackConvolutionWeight(const at::Tensor& weight, at::IntArrayRef inputSize, 
     std::memset(values + count, 0, room - count);
     std::memcpy(packed.mutable_data_ptr(), &header, sizeof(Header));
   };
-  if (suits_winograd(weight, inputSize, stride, padding, dilation, groups)) {
-    const int64_t count = kernels::winograd_numbers(weight.size(0), weight.size(1)) * sizeof(float);
+  if (is_faster(weight, inputSize, stride, padding, dilation, groups)) {
+    const auto kernel = kernel_of(weight.sizes());
+    const int64_t count = kernels::packed_numbers(kernel, weight.size(0), weight.size(1)) * sizeof(float);
     if (count <= room && at::isfinite(weight).all().item<bool>()) {
-      header.layout = Layout::winograd;
-      kernels::pack_winograd(weight.contiguous().const_data_ptr<float>(), weight.size(0), weight.size(1),
-                             reinterpret_cast<float*>(values));
+      header.layout = Layout::own;
+      kernels::pack_convolution(kernel, weight.contiguous().const_data_ptr<float>(), weight.size(0),
+                                weight.size(1), reinterpret_cast<float*>(values));
       return keep(values, count);
     }
   }
@@ -229,14 +248,16 @@ void FusedConvolution(const at::Tensor& input, const at::Tensor& weight, at::Int
               "'; known: relu, or empty");
   if (output.numel() == 0) return;
   const bool relu = activation == "relu", packed = weight.scalar_type() == at::kByte;
-  if (packed && header_of(weight, input.scalar_type()).layout == Layout::winograd) {
+  if (packed && header_of(weight, input.scalar_type()).layout == Layout::own) {
     TORCH_CHECK(
-        groups == 1 && all_equal(stride, 1) && all_equal(dilation, 1) && all_equal(weightSize.slice(2), 3),
-        "the weight was packed for stride, dilation and groups of 1; got stride=", stride,
-        ", dilation=", dilation, ", groups=", groups, ", weightSize=", weightSize);
-    check_room(weight, kernels::winograd_numbers(weightSize[0], weightSize[1]) * sizeof(float), weightSize);
-    return by_winograd(input, static_cast<const float*>(values_of(weight)), bias, residual, padding, relu,
-                       output);
+        is_own(weightSize, stride, padding, dilation, groups),
+        "the weight was packed for one group, and 3x3 for stride and dilation 1, 1x1 without padding; got ",
+        "stride=", stride, ", padding=", padding, ", dilation=", dilation, ", groups=", groups,
+        ", weightSize=", weightSize);
+    const auto numbers = kernels::packed_numbers(kernel_of(weightSize), weightSize[0], weightSize[1]);
+    check_room(weight, numbers * sizeof(float), weightSize);
+    return by_own(input, static_cast<const float*>(values_of(weight)), weightSize, bias, residual, stride,
+                  padding, relu, output);
   }
   const Placement placement({output}, input, bias, residual);
   const at::Tensor values = packed ? unpacked(weight, weightSize, input.scalar_type()) : weight;
