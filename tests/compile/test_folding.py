@@ -12,6 +12,7 @@ from compile_models import Block, Convolutions, Mlp
 from tolerance import assert_close, assert_no_worse
 from torch import Tensor, nn
 
+import torch_npu
 from torchtitan_npu.compile import fallbacks, refold, reports
 
 
@@ -206,6 +207,26 @@ def test_a_graph_around_it_sees_later_weights() -> None:
         ours.weight.mul_(3)
         graph.replay()
         assert_close(y, copy.deepcopy(ours).cpu()(static.cpu()), terms=64)
+
+
+@torch.no_grad()
+def test_enable_graph_around_it_reads_constants_and_notices_writes() -> None:
+    ours = Rows().npu()
+    compiled, x = frozen(ours), torch.randn(1, 24).npu()
+
+    def step() -> Tensor:
+        with torch_npu.enable_graph():
+            return compiled(x)
+
+    for change in (lambda: None, lambda: ours.weight.mul_(3), lambda: ours.bias.add_(1)):
+        change()
+        for _ in range(3):
+            assert_close(step(), copy.deepcopy(ours).cpu()(x.cpu()), terms=64)
+    (entry,) = [e for e in torch_npu.graph_report() if e.module == "OptimizedModule"]
+    assert entry.nodes == 1  # the product; neither the weight's transpose nor its copy
+    ours.weight.data.mul_(2)
+    refold()
+    assert_close(step(), copy.deepcopy(ours).cpu()(x.cpu()), terms=64)
 
 
 def test_training_is_not_frozen() -> None:

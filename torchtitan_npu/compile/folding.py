@@ -25,6 +25,7 @@ from torchtitan_npu.compile.passes import remove_dead_code, tensor
 from torchtitan_npu.compile.reshapes import is_one, same
 from torchtitan_npu.compile.views import is_view
 from torchtitan_npu.driver import npu
+from torchtitan_npu.sinking.watch import computed_before
 
 aten = torch.ops.aten
 
@@ -143,7 +144,8 @@ def _prologue(graph: Graph, border: Sequence[Node]) -> Graph:
     return part
 
 
-_epoch = 0
+_folds = torch.zeros(())
+"""Written, and so of another version, at each refold()."""
 
 
 def refold() -> None:
@@ -152,8 +154,7 @@ def refold() -> None:
     Only needed after parameters were written in a way that counts up no version: through ``parameter.data``, or by
     other libraries that know the memory's address.
     """
-    global _epoch
-    _epoch += 1
+    _folds.zero_()
 
 
 class FoldedPlan:
@@ -171,18 +172,27 @@ class FoldedPlan:
         leaves = [arguments[i] for i in self._folded.leaves]
         given = [arguments[i] for i in self._folded.kept]
         arguments.clear()
-        if npu.is_current_stream_capturing():  # the graph is to see later values of the parameters
+        # A graph of the caller's own is to see later values of the parameters.
+        if npu.is_current_stream_capturing() and not self._is_folded(leaves):
             return self._plan([*given, *self._folded.constants(*leaves)])
         with self._lock:
             self._refresh(leaves)
             return self._plan([*given, *self._values])
 
+    def _is_folded(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether the graph that is being recorded can read the constants as they are."""
+        return bool(self._seen) and self._seen == self._state_of(leaves) and computed_before([*leaves, _folds])
+
+    def _state_of(self, leaves: Sequence[Tensor]) -> list[int]:
+        """What is the same as long as no parameter changes."""
+        try:
+            return [_folds._version, *map(Tensor.data_ptr, leaves), *map(_version, leaves)]
+        except RuntimeError:  # tensors of inference mode have no version, so that nobody knows
+            return []
+
     def _refresh(self, leaves: Sequence[Tensor]) -> None:
         """Computes the constants anew if a parameter is not what it was; they stay where they are."""
-        try:
-            seen = [_epoch, *map(Tensor.data_ptr, leaves), *map(_version, leaves)]
-        except RuntimeError:  # tensors of inference mode have no version, so that nobody knows
-            seen = []
+        seen = self._state_of(leaves)
         if seen and seen == self._seen:
             return
         with torch.no_grad():

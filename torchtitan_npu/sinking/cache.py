@@ -168,12 +168,14 @@ def _replay_or_record(
     if recording is not None:
         sunk.replays += 1
         graphs.remember(sunk, recording, arguments, args, kwargs, options.copy_outputs)
-        return recording.replay(call, module, arguments, graphs.watch, options.copy_outputs, options.follow_memory)
+        with graphs.watch.recording():  # for memory that it is to follow
+            return recording.replay(call, module, arguments, graphs.watch, options.copy_outputs, options.follow_memory)
     result = call(*args, **kwargs)
     try:
-        sunk.recordings[number] = Recording(
-            call, module, graphs.watch, arguments, graphs.lanes[number], options.copy_outputs
-        )
+        with graphs.watch.recording():
+            sunk.recordings[number] = Recording(
+                call, module, graphs.watch, arguments, graphs.lanes[number], options.copy_outputs
+            )
     except CannotSink as why:
         sunk.reason = str(why)
         if options.strict:

@@ -1,7 +1,8 @@
 """What of a module a graph depends on, besides the arguments of the call."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torchtitan_npu.driver import ModuleState
 from torchtitan_npu.sinking.reasons import CannotSink
 
-__all__ = ["ModuleWatch", "unchanged_attributes"]
+__all__ = ["ModuleWatch", "computed_before", "unchanged_attributes"]
+
+_recorded: ContextVar["ModuleWatch | None"] = ContextVar("recorded", default=None)
 
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -56,6 +59,15 @@ class ModuleWatch:
         """False if the graphs of the module no longer stand for it."""
         return self.state.is_unchanged()
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """The block records graphs that stand for the module as long as the watch sees no change."""
+        token = _recorded.set(self)
+        try:
+            yield
+        finally:
+            _recorded.reset(token)
+
     def training(self) -> bytes:
         """Which of the modules are in train mode: part of a graph's key."""
         return self.state.training()
@@ -75,6 +87,20 @@ class ModuleWatch:
     def addresses(self) -> set[int]:
         """Of the memory of parameters and buffers."""
         return {t.untyped_storage().data_ptr() for t in self._tensors}
+
+
+def computed_before(tensors: Sequence[Tensor]) -> bool:
+    """Tells the graph that is being recorded that something was computed from these tensors before it.
+
+    Returns:
+        Whether that graph will be given up when one of them is written. If not (a graph of the caller's own, tensors
+        of inference mode, which do not count writes), the computation has to be part of the graph.
+    """
+    watch = _recorded.get()
+    if watch is None or any(t.is_inference() for t in tensors):
+        return False
+    watch.state.watch_values(tensors)
+    return True
 
 
 def _folded_by(module: nn.Module) -> list[Tensor]:

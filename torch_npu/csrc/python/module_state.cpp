@@ -37,6 +37,7 @@ void bind_module_state(py::module_& m) {
                     const std::vector<at::Tensor>&>(),
            py::arg("members"), py::arg("empty"), py::arg("attributes"), py::arg("values"))
       .def("training", [](const ModuleState& self) { return py::bytes(self.training()); })
+      .def("watch_values", &ModuleState::watch_values)
       .def("is_unchanged", &ModuleState::is_unchanged);
   py::class_<Addresses>(m, "_Addresses")
       .def(py::init<std::vector<uintptr_t>>())

@@ -22,7 +22,7 @@ class ModuleState {
   ModuleState(const std::vector<py::dict>& members, std::vector<py::dict> empty,
               std::vector<py::dict> attributes, const std::vector<at::Tensor>& values)
       : empty_(std::move(empty)), attributes_(std::move(attributes)) {
-    for (const at::Tensor& tensor : values) versions_.push_back({tensor, version_of(tensor)});
+    watch_values(values);
     for (const py::dict& dict : members) {
       Members& kept = members_.emplace_back(Members{dict, {}});
       for (const auto& [name, value] : dict) {
@@ -33,6 +33,11 @@ class ModuleState {
         }
       }
     }
+  }
+
+  /// From now on these must keep their values, too.
+  void watch_values(const std::vector<at::Tensor>& values) {
+    for (const at::Tensor& tensor : values) versions_.push_back({tensor, version_of(tensor)});
   }
 
   bool is_unchanged() const {
