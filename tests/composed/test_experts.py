@@ -106,3 +106,46 @@ def test_refusals(case):
     call, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("smoothed", [False, True])
+@pytest.mark.parametrize("active", [0, 10, 1024])
+@pytest.mark.parametrize("counts", [0, 1, 2])
+def test_rows_of_experts_are_quantized(dtype, smoothed, active, counts):
+    x, experts = torch.randn(7, 12).to(dtype), torch.randint(0, 5, (7, 3)).int()
+    smooth = torch.rand(5, 12) + 0.5
+    rows, places, tokens, before, scale = torch_npu.npu_moe_init_routing_quant(
+        x.npu(), experts.npu(), scale=smooth.npu() if smoothed else None, active_num=active, expert_num=5,
+        expert_tokens_num_mode=counts,
+    )  # fmt: skip
+    order = experts.flatten().sort(stable=True).indices[: active or None]
+    wide = x.double()[order // 3] * (smooth.double()[experts.flatten()[order]] if smoothed else 1)
+    assert_close(scale, wide.abs().amax(1) / 127)
+    assert rows.dtype == torch.int8
+    assert (rows.cpu().double() - wide / wide.abs().amax(1, keepdim=True) * 127).abs().max() <= 0.501
+    assert places.cpu()[order].tolist() == list(range(order.numel()))
+    assert before is None
+    histogram = experts.flatten().long().bincount(minlength=5)
+    if counts:
+        assert tokens.dtype == torch.int32
+        assert tokens.tolist() == (histogram.cumsum(0) if counts == 1 else histogram).tolist()
+    else:
+        assert tokens is None
+
+
+def test_rows_of_experts_with_a_capacity():
+    x, experts = torch.randn(7, 12), torch.randint(0, 5, (7, 3)).int()
+    rows, places, tokens, before, scale = torch_npu.npu_moe_init_routing_quant(
+        x.npu(), experts.npu(), scale=torch.tensor([30.0]).npu(), offset=torch.tensor([2.0]).npu(), expert_capacity=3,
+        expert_num=5, drop_pad_mode=1, expert_tokens_before_capacity_flag=True, quant_mode=0,
+    )  # fmt: skip
+    assert (rows.shape, tokens, scale) == ((5, 3, 12), None, None)
+    assert before.tolist() == experts.flatten().long().bincount(minlength=5).tolist()
+    for number, place in enumerate(places.tolist()):
+        if place >= 0:
+            expected = (x[number // 3] * 30 + 2).clamp(-128, 127)
+            assert (rows.cpu().flatten(0, 1)[place] - expected).abs().max() <= 0.6  # float16 steps below 0.1
+    assert (places >= 0).sum() == before.clamp(max=3).sum()
+    with pytest.raises(ValueError, match="quant_mode"):
+        torch_npu.npu_moe_init_routing_quant(x.npu(), experts.npu(), quant_mode=2)

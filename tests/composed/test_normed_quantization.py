@@ -80,3 +80,61 @@ def test_refusals(case):
     error, message, call = REFUSED[case]
     with pytest.raises(error, match=message):
         call()
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("target", [None, *FLOAT8], ids=str)
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("size", [1, 7])
+def test_quantized_norms(device, dtype, target, divided, size):
+    x, gamma, beta = torch.randn(3, 5, 7).to(dtype), torch.randn(7).to(dtype), torch.randn(7).to(dtype)
+    scale, offset = torch.rand(size).to(dtype) + 0.2, torch.randint(-5, 6, (size,)).to(dtype)
+    if not divided and target is None:
+        scale = scale * 20
+    y, rstd = torch_npu.npu_rms_norm_quant_v2(
+        x.to(device), gamma.to(device), scale.to(device), offset=offset.to(device), beta=beta.to(device),
+        div_mode=divided, dst_dtype=target,
+    )  # fmt: skip
+    inverse = (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    assert_close(rstd, inverse, terms=7)
+    wide = x.double() * inverse * gamma.double() + beta.double()
+    expected = (wide / scale.double() if divided else wide * scale.double()) + offset.double()
+    assert y.dtype == (torch.int8 if target is None else target)
+    error = (y.cpu().double() - expected.clamp(-128, 127)).abs()
+    if target is None:
+        assert error.max() <= 0.5001
+    else:
+        assert (error <= expected.abs() * {FLOAT8[0]: 2**-4, FLOAT8[1]: 2**-3}[target] * 1.001 + 2**-9).all()
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("shape", [(7,), (5, 7)])
+def test_quantized_gradients_of_norms(device, dtype, divided, shape):
+    x, dy, gamma = torch.randn(3, 5, 7).to(dtype), torch.randn(3, 5, 7).to(dtype), torch.randn(shape).to(dtype)
+    leaves = [t.double().requires_grad_() for t in (x, gamma)]
+    rstd = (leaves[0].square().mean(list(range(-len(shape), 0)), keepdim=True) + 1e-6).rsqrt()
+    dx, dgamma = torch.autograd.grad(leaves[0] * rstd * leaves[1], leaves, dy.double())
+    scale, offset = torch.tensor([0.03 if divided else 30.0]), torch.tensor([3], dtype=torch.int32)
+    rows = rstd.detach().float().squeeze(list(range(-len(shape), 0)))
+    given = (dy.to(device), x.to(device), rows.to(device), gamma.to(device), scale.to(device))
+    y, actual = torch.ops.npu._npu_rms_norm_backward_quant(*given, offset_x=offset.to(device), div_mode=divided)
+    expected = ((dx / 0.03 if divided else dx * 30) + 3).clamp(-128, 127)
+    assert y.dtype == torch.int8
+    assert (y.cpu().double() - expected).abs().max() <= 0.501
+    assert actual.dtype == torch.float32
+    assert_close(actual, dgamma, terms=64)
+
+
+def test_refusals_of_quantized_norms():
+    x, one = torch.zeros(2, 7), torch.ones(1)
+    with pytest.raises(NotImplementedError, match="dst_type must be"):
+        torch_npu.npu_rms_norm_quant_v2(x, x[0], one, dst_dtype=290)
+    with pytest.raises(ValueError, match="scale and offset"):
+        torch_npu.npu_rms_norm_quant_v2(x, x[0], torch.ones(3))
+    with pytest.raises(NotImplementedError, match="quant_mode='dynamic'"):
+        torch.ops.npu._npu_rms_norm_backward_quant(x, x, x[:, 0], x[0], one, quant_mode="dynamic")
+    with pytest.raises(ValueError, match="rstd"):
+        torch.ops.npu._npu_rms_norm_backward_quant(x, x, x[0], x[0], one)

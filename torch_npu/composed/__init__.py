@@ -24,6 +24,7 @@ from torch_npu.composed import (  # noqa: F401
     experts,
     fused_attention,
     gradients,
+    grouped_quantization,
     hyper_connections,
     indexer,
     latent_attention,
@@ -46,6 +47,7 @@ from torch_npu.composed import (  # noqa: F401
     sorting,
     sparse_attention,
     suppression,
+    swiglu_quantization,
 )
 from torch_npu.composed.registry import Composed, operators
 

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from torch_npu.composed.registry import composed, dtype_numbered, refuse, refuse_options
 
-__all__ = ["exponents", "microscaled", "powers_of_two"]
+__all__ = ["exponents", "microscaled", "powers_of_two", "rounded"]
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
 _BLOCK = 32
 
 
-def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x`` in an 8-bit dtype, to the nearest; what is too large becomes the largest number."""
     if dtype == torch.int8:
         return x.round().clamp(-127, 127).to(dtype)
@@ -53,7 +53,7 @@ def dynamic_block_quant(
     if min_scale:
         scale = scale.clamp_max(1 / min_scale)
     divisor = scale.where(scale > 0, 1)[..., None, :, None]
-    y = _rounded(blocks / divisor, dtype)
+    y = rounded(blocks / divisor, dtype)
     return y.flatten(-4, -3).flatten(-2)[..., :rows, :columns].contiguous(), scale
 
 
@@ -89,7 +89,7 @@ def microscaled(
     blocks = F.pad(moved, (0, -size % block)).unflatten(-1, (-1, block))
     shared = exponents(blocks, dtype, scale_alg)
     inverse = ((254 - shared) << 23).view(torch.float32).where(shared < 255, torch.nan)
-    y = _rounded(blocks * inverse.unsqueeze(-1), dtype).flatten(-2)[..., :size].movedim(-1, axis).contiguous()
+    y = rounded(blocks * inverse.unsqueeze(-1), dtype).flatten(-2)[..., :size].movedim(-1, axis).contiguous()
     pairs = F.pad(shared, (0, shared.shape[-1] % 2)).unflatten(-1, (-1, 2)).to(torch.uint8)
     return y, pairs.movedim(-2, axis if axis >= 0 else axis - 1).contiguous()
 

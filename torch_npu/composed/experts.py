@@ -188,3 +188,56 @@ def moe_update_expert(
     scales = expert_scales.float()
     worth = scales >= scales.sum(1, keepdim=True) * pruning_threshold.float().view(1, -1)
     return found, worth if active_mask is None else worth & active_mask.unsqueeze(1)
+
+
+@composed(
+    "npu_moe_init_routing_quant(Tensor x, Tensor expert_idx, *, Tensor? scale=None, Tensor? offset=None, "
+    "int active_num=1024, int expert_capacity=0, int expert_num=256, int drop_pad_mode=0, "
+    "int expert_tokens_num_mode=0, bool expert_tokens_before_capacity_flag=False, int quant_mode=1) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+def moe_init_routing_quant(
+    x: Tensor,
+    expert_idx: Tensor,
+    *,
+    scale: Tensor | None = None,
+    offset: Tensor | None = None,
+    active_num: int = 1024,
+    expert_capacity: int = 0,
+    expert_num: int = 256,
+    drop_pad_mode: int = 0,
+    expert_tokens_num_mode: int = 0,
+    expert_tokens_before_capacity_flag: bool = False,
+    quant_mode: int = 1,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """npu_moe_init_routing_v2 that quantizes to int8: the rows, where each went, two counts of rows, and scales.
+
+    Of the rows the first active_num come, if positive. Without drop_pad_mode the first counts are each expert's rows
+    (expert_tokens_num_mode 2) or where they end (1), with it the second are each expert's rows before some are dropped
+    (expert_tokens_before_capacity_flag). Scales are those of quant_mode 1. Else these results are None.
+    """
+    name = "npu_moe_init_routing_quant"
+    if quant_mode not in (0, 1) or drop_pad_mode not in (0, 1) or expert_tokens_num_mode not in (0, 1, 2):
+        seen = [quant_mode, drop_pad_mode, expert_tokens_num_mode]
+        refuse(name, "quant_mode and drop_pad_mode 0 or 1, expert_tokens_num_mode 0, 1 or 2", seen)
+    rows, places, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
+        x,
+        expert_idx,
+        scale=scale,
+        offset=offset,
+        expert_capacity=expert_capacity,
+        expert_num=expert_num,
+        drop_pad_mode=drop_pad_mode,
+        expert_tokens_num_type=0 if expert_tokens_num_mode == 1 and not drop_pad_mode else 1,
+        expert_tokens_num_flag=True,
+        quant_mode=quant_mode,
+        active_expert_range=[0, expert_num],
+        row_idx_type=0,
+    )
+    before = None
+    if drop_pad_mode and expert_tokens_before_capacity_flag:
+        before = (expert_idx.flatten() == torch.arange(expert_num, device=x.device).unsqueeze(1)).sum(1).int()
+    if not drop_pad_mode and active_num > 0:
+        rows, scales = rows[:active_num], scales[:active_num]
+    listed = expert_tokens_num_mode > 0 and not drop_pad_mode
+    return rows, places, counts.int() if listed else None, before, scales if quant_mode == 1 else None
