@@ -8,6 +8,7 @@ gradients, captures and ``torch.compile``. docs/composed_operators.md lists them
 from torch_npu.composed import (  # noqa: F401
     aten_gradients,
     attention,
+    attention_scores,
     block_quantization,
     block_sparse_attention,
     boxes,
@@ -28,6 +29,7 @@ from torch_npu.composed import (  # noqa: F401
     gradients,
     grouped_quantization,
     hyper_connections,
+    images,
     indexer,
     indexer_losses,
     latent_attention,
@@ -51,6 +53,7 @@ from torch_npu.composed import (  # noqa: F401
     sparse_attention,
     suppression,
     swiglu_quantization,
+    written_results,
 )
 from torch_npu.composed.registry import Composed, operators
 
