@@ -38,6 +38,12 @@ MOST_SIDE_BY_SIDE = 1 << 20
 """Points of a launch up to which they are: more do not lie in a cache, and memory is read faster in order."""
 ROWS_SIDE_BY_SIDE = 8
 """So many sums hide the latency of an addition. The processor fetches one stream ahead, but not eight unasked."""
+STRIP = 4
+"""Longer rows that are read together: what one stream of memory gives is half of what four do, on some machines."""
+STRIP_ACCUMULATORS = 2
+"""Of each of their sums."""
+AHEAD = 1024
+"""Bytes that rows are asked for before they are read."""
 _SCRATCH_ON_STACK = 1 << 18
 
 
@@ -200,10 +206,10 @@ class _HostPrinter:
             self._rows_side_by_side(axis, first)
             self.close("} else {")
             self.depth += 1
-            self._rows_one_by_one(axis, first)
+            self._rows_in_strips(first)
             self.close()
         else:
-            self._rows_one_by_one(axis, first)
+            self._rows_in_strips(first)
         for i in second.rows:
             self.put(f"const {self._vector(i)} v{i} = {self._row_block_row(i)};")
         for i in second.row_stores:
@@ -219,7 +225,7 @@ class _HostPrinter:
         self.put(f"{self._vector(r)} f{r}[lanes];")
         self.open("const auto pass = [&](const i64 i, const int row) __attribute__((always_inline))")
         self.put("const i64 left = lanes;")
-        self._row_pointers(axis)
+        self._row_pointers(axis, "row")
         for i in phase.tiles:
             self.put(f"const {self._vector(i)} v{i} = {self._row_expression(i)};")
             node = self.program.nodes[i]
@@ -237,24 +243,25 @@ class _HostPrinter:
             self.close()
         self._fold_rows(r)
 
-    def _rows_one_by_one(self, axis: int, phase: Phase) -> None:
+    def _rows_in_strips(self, phase: Phase) -> None:
+        """A few rows at a time, so that several streams of memory are read at once."""
         for r in phase.reductions:
             self.put(f"{self._vector(r)} f{r}[lanes];")
             self.put(f"for (auto& f : f{r}) f = {self._vector(r)}{{}};")
-        self.open("for (i64 row = 0; row < rows; ++row)")
-        self._row_pointers(axis)
-        self._row_pass(phase)
-        for r in phase.reductions:
-            self.put(f"f{r}[row] = {self._partial_results(r)};")
-        self.close()
+        self.open("const auto strip = [&]<int strip>(const i64 row) __attribute__((always_inline))")
+        self._strip(phase)
+        self.close("};")
+        self.put("i64 row = 0;")
+        self.put(f"for (; row + {STRIP} <= rows; row += {STRIP}) strip.template operator()<{STRIP}>(row);")
+        self.put("for (; row < rows; ++row) strip.template operator()<1>(row);")
         for r in phase.reductions:
             self._fold_rows(r)
 
-    def _row_pointers(self, axis: int) -> None:
+    def _row_pointers(self, axis: int, row: str) -> None:
         for number, parameter in enumerate(self.program.parameters):
             stride = self._stride(number, axis)
             if stride and not parameter.is_output and self._is_tile_parameter(number):
-                self.put(f"{self._pointer_type(parameter)} const r{number} = q{number} + (j + row) * {stride};")
+                self.put(f"{self._pointer_type(parameter)} const r{number} = q{number} + (j + {row}) * {stride};")
 
     def _fold_rows(self, r: int) -> None:
         vector = self._vector(r)
@@ -266,26 +273,49 @@ class _HostPrinter:
         nodes = enumerate(self.program.nodes)
         return any(n.op == "load" and n.attr == number and not self.program.is_row(i) for i, n in nodes)
 
-    def _row_pass(self, phase: Phase) -> None:
-        count = self.schedule.accumulators
-        loops = self.schedule.loop_axes()
+    def _strip(self, phase: Phase) -> None:
+        """Partial results of `strip` rows from number `row` on."""
+        axis, loops = self.schedule.row_axis, self.schedule.loop_axes()
+        assert axis is not None
         for r in phase.reductions:
-            self.put(f"{self._vector(r)} a{r}[{count}];")
-            self.put(f"for (auto& a : a{r}) a = {self._identity(r)};")
+            self.put(f"{self._vector(r)} a{r}[strip][{STRIP_ACCUMULATORS}];")
+            self.put(f"for (auto& row_of_a : a{r}) for (auto& a : row_of_a) a = {self._identity(r)};")
         arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)
         self.open(f"const auto pass = [&]({arguments}) __attribute__((always_inline))")
+        self.put(f"#pragma GCC unroll {STRIP}")
+        self.open("for (int s = 0; s < strip; ++s)")
+        self._row_pointers(axis, "row + s")
         for i in phase.tiles:
+            self._prefetch(i)
             self.put(f"const {self._vector(i)} v{i} = {self._row_expression(i)};")
         for r in phase.reductions:
             value = self._name(self.program.nodes[r].args[0])
             value = f"(left >= lanes ? {value} : select(first_lanes(left), {value}, {self._identity(r)}))"
-            self.put(f"a{r}[u] = {self._wrapped(r, self._combine(r, f'a{r}[u]', value))};")
+            self.put(f"a{r}[s][u] = {self._wrapped(r, self._combine(r, f'a{r}[s][u]', value))};")
+        self.close()
         self.close("};")
         for a in loops:
             self.open(f"for (i64 i{a} = 0; i{a} < n{a}; ++i{a})")
-        self._steps("pass", count, "".join(f", i{a}" for a in loops))
+        self._steps("pass", STRIP_ACCUMULATORS, "".join(f", i{a}" for a in loops))
         for _ in loops:
             self.close()
+        for r in phase.reductions:
+            total = self._total([f"a{r}[s][{u}]" for u in range(STRIP_ACCUMULATORS)], r)
+            self.put(f"for (int s = 0; s < strip; ++s) f{r}[row + s] = {total};")
+
+    def _prefetch(self, i: int) -> None:
+        """Of what a row reads in order, once a line of the cache."""
+        node = self.program.nodes[i]
+        if node.op != "load" or self.schedule.row_axis not in self.program.varies[i]:
+            return
+        address, stride = self._address(node.attr)
+        if stride != "1":
+            return
+        address = address.replace(f"q{node.attr}", f"r{node.attr}", 1)
+        element = _ELEMENT[self.program.parameters[node.attr].dtype]
+        self.put(
+            f"if (u * lanes * sizeof({element}) % 64 == 0) __builtin_prefetch((const char*)({address}) + {AHEAD});"
+        )
 
     def _row_expression(self, i: int) -> str:
         node = self.program.nodes[i]
@@ -428,9 +458,12 @@ class _HostPrinter:
 
     def _partial_results(self, reduction: int) -> str:
         """What the accumulators hold together."""
-        total = f"a{reduction}[0]"
-        for u in range(1, self.schedule.accumulators):
-            total = f"({self._combine(reduction, total, f'a{reduction}[{u}]')})"
+        return self._total([f"a{reduction}[{u}]" for u in range(self.schedule.accumulators)], reduction)
+
+    def _total(self, parts: list[str], reduction: int) -> str:
+        total = parts[0]
+        for part in parts[1:]:
+            total = f"({self._combine(reduction, total, part)})"
         return total
 
     # ---- values
