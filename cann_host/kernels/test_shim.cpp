@@ -9,6 +9,7 @@
 #include "cann_host/kernels/matvec.h"
 #include "cann_host/kernels/pointwise.h"
 #include "cann_host/kernels/random.h"
+#include "cann_host/kernels/transpose.h"
 
 namespace k = cann_host::kernels;
 
@@ -118,6 +119,7 @@ int64_t packed_numbers(int kernel, int64_t filters, int64_t channels) {
 void pack_convolution(int kernel, const float* weight, int64_t filters, int64_t channels, float* packed) {
   k::pack_convolution(k::ConvolutionKernel{kernel}, weight, filters, channels, packed);
 }
+void transpose(const k::Transpose* a) { k::transpose(*a); }
 void convolve(int kernel, const k::Convolution* a) { k::convolve(k::ConvolutionKernel{kernel}, *a); }
 
 }  // extern "C"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cann_host/kernels/attention_blocks.h"
+#include "cann_host/kernels/transpose.h"
 #include "cann_host/opapi/fused.h"
 
 namespace cann_host {
@@ -89,14 +90,25 @@ void pack(const Rows<T>& from, int64_t rows, int64_t columns, int64_t padded_row
 /// `columns` rows of the rows' elements, each with zeros up to `width`.
 template <class F, class T>
 void transpose(const Rows<T>& from, int64_t rows, int64_t columns, int64_t width, F* to) {
-  constexpr int64_t together = 16;  // lines of `to` that are written at a time
-  for (int64_t first = 0; first < columns; first += together) {
-    const int64_t last = std::min(columns, first + together);
-    for (int64_t r = 0; r < rows; ++r) {
-      const T* row = from[r];
-      for (int64_t c = first; c < last; ++c) to[c * width + r] = static_cast<F>(row[c]);
+  if constexpr (std::is_same_v<F, T>) {
+    kernels::transpose({.element_bytes = sizeof(T),
+                        .from = from.data,
+                        .from_stride = from.stride,
+                        .to = to,
+                        .to_stride = width,
+                        .rows = rows,
+                        .columns = columns});
+    for (int64_t c = 0; c < columns; ++c) std::fill(to + c * width + rows, to + (c + 1) * width, F(0));
+  } else {
+    constexpr int64_t together = 16;  // lines of `to` that are written at a time
+    for (int64_t first = 0; first < columns; first += together) {
+      const int64_t last = std::min(columns, first + together);
+      for (int64_t r = 0; r < rows; ++r) {
+        const T* row = from[r];
+        for (int64_t c = first; c < last; ++c) to[c * width + r] = static_cast<F>(row[c]);
+      }
+      for (int64_t c = first; c < last; ++c) std::fill(to + c * width + rows, to + (c + 1) * width, F(0));
     }
-    for (int64_t c = first; c < last; ++c) std::fill(to + c * width + rows, to + (c + 1) * width, F(0));
   }
 }
 
