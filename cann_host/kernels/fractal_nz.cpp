@@ -1,7 +1,6 @@
 #include "cann_host/kernels/fractal_nz.h"
 
 #include <cstring>
-#include <limits>
 #include <memory>
 
 #include "cann_host/kernels/fractal_nz_kernels.h"
@@ -82,13 +81,12 @@ const NzProduct* nz_product(DataType type) noexcept {
   return baseline::nz_products[type];
 }
 
-/// Rows up to which the kernels are at least as fast as oneDNN with an unpacked weight: few, where that has
-/// instructions that multiply whole matrices.
-int64_t most_rows(DataType type) noexcept {
-#if defined(__x86_64__)
-  if (type == DataType::bfloat16 && __builtin_cpu_supports("amx-bf16")) return nz_row_block;
-#endif
-  return std::numeric_limits<int64_t>::max();
+/// Whole matrices at a time: for more rows than the others read a weight at its speed with. The panels must
+/// be of bfloat16 as it is.
+bool multiplies_tiles(const NzProduct& product, const NzMatmul& a) {
+  constexpr int64_t few = 4;
+  return a.tiles != nullptr && a.type == DataType::bfloat16 && product.x_bytes == size_of(a.type) &&
+         a.rows > few;
 }
 
 /// Rows [first, first + rows) of a product.
@@ -122,6 +120,7 @@ void multiply_panels(const NzProduct& product, const NzMatmul& a) {
     for (int64_t n = begin; n < end; n += together) {
       multiply(a, prepared.get(), n, std::min(n + together, end), reinterpret_cast<float*>(sums.get()));
     }
+    if (a.tiles != nullptr) a.tiles->release();
   });
 }
 
@@ -149,11 +148,14 @@ void unpack_rows(const FractalNz& layout, const void* packed, int64_t first, int
   });
 }
 
-bool nz_matmul(const NzMatmul& a) {
+bool nz_matmul(const NzMatmul& arguments) {
+  NzMatmul a = arguments;
   const NzProduct* product = nz_product(a.type);
-  if (product == nullptr || a.rows > most_rows(a.type)) return false;
+  if (product == nullptr) return false;
+  const bool tiles = multiplies_tiles(*product, a);
+  if (!tiles) a.tiles = nullptr;
   constexpr int64_t rows_at_once = 512;  // of which x, as the kernels read it, stays in the caches
-  const auto multiply = a.rows > nz_row_block ? &multiply_panels : &multiply_rows;
+  const auto multiply = tiles || a.rows > nz_row_block ? &multiply_panels : &multiply_rows;
   for (int64_t m = 0; m < a.rows; m += rows_at_once)
     multiply(*product, rows_of(a, m, std::min(rows_at_once, a.rows - m)));
   return true;

@@ -35,6 +35,14 @@ void unpack(const FractalNz& layout, const void* packed, void* plain);
 /// Rows [first, first + rows) of each matrix; `first` is a multiple of 16.
 void unpack_rows(const FractalNz& layout, const void* packed, int64_t first, int64_t rows, void* plain);
 
+/// Products by instructions that multiply whole matrices of bfloat16, which are not the kernels' own.
+struct NzTiles {
+  /// sums[rows, 32] += x[rows, depth] panel[depth, 32], all dense; the panel has pairs of rows, element by
+  /// element. depth is a multiple of 16.
+  void (*multiply_add)(int64_t rows, int64_t depth, const void* x, const void* panel, float* sums);
+  void (*release)();  ///< by each thread, after its last product
+};
+
 /// y[m, n] = Σ x[m, k] w[k, n] + bias[n]; of few rows at the speed at which the weight is read.
 struct NzMatmul {
   DataType type;       ///< of all tensors: float32, float16, bfloat16
@@ -45,10 +53,11 @@ struct NzMatmul {
   int64_t rows;
   int64_t columns;
   int64_t inner;
-  bool transposed;  ///< the weight is [columns, inner], as that of a linear layer
+  bool transposed;                 ///< the weight is [columns, inner], as that of a linear layer
+  const NzTiles* tiles = nullptr;  ///< for bfloat16, where the processor has such instructions
 };
 
-/// False for types that it does not take, and for more rows than it is good at.
+/// False for types that it does not take.
 bool nz_matmul(const NzMatmul& arguments);
 
 }  // namespace cann_host::kernels

@@ -117,12 +117,27 @@ void prepare_piece(const typename P::Number* x, int64_t stride, int64_t count, t
   }
 }
 
+/// A part of x as it is, dense, with zeros at its end: in x itself, rows of some powers of two bytes would
+/// fall into a few sets of the caches.
+template <class P>
+void copy_part(const NzMatmul& a, int64_t k, int64_t depth, typename P::X* to) {
+  const int64_t there = a.inner - k < depth ? a.inner - k : depth;
+  for (int64_t m = 0; m < a.rows; ++m, to += depth) {
+    convert(static_cast<const typename P::Number*>(a.x) + m * a.inner + k, to, there);
+    std::memset(to + there, 0, (depth - there) * sizeof *to);
+  }
+}
+
 /// In parts of panel_depth<P>; in a part groups of rows, and in a group pieces of 16.
 template <class P>
 void prepare_panels(const NzMatmul& a, int64_t begin, int64_t end, void* prepared) {
   static_assert(nz_deepest_panel % panel_depth<P> == 0 && nz_widest_panel % panel_columns == 0);
   for (int64_t k = begin; k < end; k += panel_depth<P>) {
     const int64_t depth = padded(end - k) < panel_depth<P> ? padded(end - k) : panel_depth<P>;
+    if (a.tiles != nullptr) {
+      copy_part<P>(a, k, depth, static_cast<typename P::X*>(prepared) + k * a.rows);
+      continue;
+    }
     in_groups<panel_rows>(a.rows, [&]<int M>(int64_t first, std::integral_constant<int, M>) {
       const auto* x = static_cast<const typename P::Number*>(a.x) + first * a.inner + k;
       auto* to = static_cast<typename P::X*>(prepared) + k * a.rows + first * depth;
@@ -145,9 +160,14 @@ void multiply_panels(const NzMatmul& a, const void* prepared, int64_t begin, int
       const int64_t n = begin + p * panel_columns;
       const bool last = p + 1 == panels;
       fill_panel<P>(a, k, depth, n, last ? k + depth : k, last ? begin : n + panel_columns, panel);
+      float* const to = sums + p * a.rows * panel_columns;
+      if (a.tiles != nullptr) {
+        a.tiles->multiply_add(a.rows, depth, static_cast<const X*>(prepared) + k * a.rows, panel, to);
+        continue;
+      }
       in_groups<panel_rows>(a.rows, [&]<int M>(int64_t m, std::integral_constant<int, M>) {
         add_panel<P, M>(static_cast<const X*>(prepared) + k * a.rows + m * depth, panel, depth / P::deep,
-                        sums + (p * a.rows + m) * panel_columns);
+                        to + m * panel_columns);
       });
     }
   }

@@ -28,8 +28,9 @@ struct Constants<float> {
   static constexpr float round_magic = 0x1.8p23f;  // x + magic - magic rounds x to an integer
   static constexpr float ln2_high = 0.693359375f;  // few bits: n * ln2_high is exact
   static constexpr float ln2_low = -2.12194440e-4f;
-  static constexpr float exp_lowest = -104.0f;  // below: 0
-  static constexpr float exp_highest = 89.0f;   // above: inf
+  static constexpr float least_power = -150.0f;  // with which x < 2 does not become 0
+  static constexpr float exp_lowest = -105.0f;   // below: 0
+  static constexpr float exp_highest = 89.0f;    // above: inf
   // (exp(r) - 1 - r) / r², |r| <= ln2/2; 4e-9
   static constexpr float exp[] = {0.500000008f, 0.166665257f, 0.0416662339f, 0.00836824942f, 0.00139490367f};
   // (log((1+s)/(1-s)) - 2s) / s³ in s², |s| <= 0.1716; 2e-11
@@ -47,7 +48,8 @@ struct Constants<double> {
   static constexpr double round_magic = 0x1.8p52;
   static constexpr double ln2_high = 0x1.62e42feep-1;
   static constexpr double ln2_low = 0x1.a39ef35793c76p-33;
-  static constexpr double exp_lowest = -746.0;
+  static constexpr double least_power = -1075.0;
+  static constexpr double exp_lowest = -747.0;
   static constexpr double exp_highest = 710.0;
   // 5e-18
   static constexpr double exp[] = {0.500000000000000533,   0.166666666666666887,   0.0416666666665688981,
@@ -100,18 +102,26 @@ V to_real(IntVec<V> n) {
   return bit_cast<V>(n + magic_bits) - C::round_magic;
 }
 
-/// x * 2^n with one rounding, also into the denormals; |n| at most twice the exponent range.
+/// x * 2^n with one rounding, also into the denormals; x in (1/2, 2), |n| at most twice the exponent range.
+/// What rounds to zero is made zero: some processors take over a hundred cycles to compute it.
 template <class V>
 V scale_by_power_of_two(V x, Rounded<V> n) {
-#if defined(__AVX512F__)
-  if constexpr (std::is_same_v<ElementOf<V>, float>) return _mm512_scalef_ps(x, n.value);
-  if constexpr (std::is_same_v<ElementOf<V>, double>) return _mm512_scalef_pd(x, n.value);
-#endif
   using C = ConstantsOf<V>;
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<ElementOf<V>, float>) {
+    const V least = splat<V>(C::least_power);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(n.value, least, _CMP_NLT_UQ), x, n.value);
+  }
+  if constexpr (std::is_same_v<ElementOf<V>, double>) {
+    const V least = splat<V>(C::least_power);
+    return _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(n.value, least, _CMP_NLT_UQ), x, n.value);
+  }
+#endif
   const IntVec<V> first = n.integer >> 1;
   const IntVec<V> second = n.integer - first;
+  const IntVec<V> last = (second + C::bias) << C::mantissa_bits;
   return x * bit_cast<V>((first + C::bias) << C::mantissa_bits) *
-         bit_cast<V>((second + C::bias) << C::mantissa_bits);
+         bit_cast<V>(select(n.value < C::least_power, IntVec<V>{}, last));
 }
 
 template <class V>
@@ -215,7 +225,7 @@ template <class T>
 Vec<float> exp_for(Vec<float> x) {
   if constexpr (is_half_width_float<T>) {
     x *= 1.44269504f;
-    x = select(x < -150, splat<Vec<float>>(-150), x);
+    x = select(x < -151, splat<Vec<float>>(-151), x);
     x = select(x > 129, splat<Vec<float>>(129), x);
     return exp2_coarse(x);
   } else {
@@ -228,7 +238,7 @@ template <class T>
 Vec<float> exp_of_minus_magnitude(Vec<float> x) {
   if constexpr (is_half_width_float<T>) {
     const Vec<float> power = absolute(x) * -1.44269504f;
-    return exp2_coarse(select(power < -150, splat<Vec<float>>(-150), power));
+    return exp2_coarse(select(power < -151, splat<Vec<float>>(-151), power));
   } else {
     return exp(-absolute(x));
   }
@@ -302,7 +312,7 @@ Vec<float> normal_cdf(Vec<float> x) {
   static constexpr float coarse[] = {-1.000010611f,   -1.150823946f,   -0.4602713054f,
                                      -0.05126847353f, 0.006752258733f, -0.0004118796318f};
   V power = is_half_width_float<T> ? polynomial(absolute(x), coarse) : polynomial(absolute(x), fine);
-  power = select(power < -150, splat<V>(-150), power);
+  power = select(power < -151, splat<V>(-151), power);
   const V below = is_half_width_float<T> ? exp2_coarse(power) : exp2(power);
   return select(x < 0, below, 1 - below);
 }

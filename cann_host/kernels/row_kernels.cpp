@@ -48,11 +48,14 @@ void rotary_rows(const Rotary& a, int64_t begin, int64_t end, float*) {
   }
 }
 
-/// True where the mask hides elements [i, i + lanes).
-inline Vec<int32_t> hidden_at(const bool* mask, int64_t count) {
-  uint8_t bytes[lanes] = {};
-  std::memcpy(bytes, mask, count);
-  return __builtin_convertvector(load_vector<Lanes<uint8_t, lanes>>(bytes), Vec<int32_t>) != 0;
+/// True where the mask hides elements of a vector.
+inline Vec<int32_t> hidden_at(const bool* mask, Full) {
+  return __builtin_convertvector(load_vector<Lanes<uint8_t, lanes>>(mask), Vec<int32_t>) != 0;
+}
+inline Vec<int32_t> hidden_at(const bool* mask, Part part) {
+  bool padded[lanes] = {};
+  std::memcpy(padded, mask, part.count);
+  return hidden_at(padded, Full{});
 }
 
 template <class T>
@@ -66,10 +69,7 @@ void masked_softmax_rows(const MaskedSoftmax& a, int64_t begin, int64_t end, flo
     const int64_t last_seen = r % a.sizes[2];
     const float maximum = maximum_over(n, [&](int64_t i, auto place) {
       Vec<float> v = load(x + i, place) * a.scale;
-      if (mask != nullptr) {
-        const int64_t count = n - i < lanes ? n - i : lanes;
-        v = select(hidden_at(mask + i, count), splat<Vec<float>>(hidden_score), v);
-      }
+      if (mask != nullptr) v = select(hidden_at(mask + i, place), splat<Vec<float>>(hidden_score), v);
       if (a.causal) {
         const Vec<int32_t> column = lane_numbers<int32_t>() + static_cast<int32_t>(i);
         v = select(column > static_cast<int32_t>(last_seen), splat<Vec<float>>(hidden_score), v);

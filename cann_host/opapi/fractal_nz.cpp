@@ -1,5 +1,6 @@
 #include "cann_host/opapi/fractal_nz.h"
 
+#include <ATen/native/CPUBlas.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -74,6 +75,24 @@ at::Tensor unpacked_columns(const aclTensor& mat2, int64_t first, int64_t column
   return plain;
 }
 
+/// Of the processor; null if it has none.
+const kernels::NzTiles* tiles() {
+#if defined(__x86_64__)
+  static const kernels::NzTiles by_brgemm{
+      .multiply_add =
+          [](int64_t rows, int64_t depth, const void* x, const void* panel, float* sums) {
+            constexpr int64_t columns = 32;
+            at::native::cpublas::brgemm(rows, columns, depth, depth, columns, columns, /*add_C=*/true,
+                                        static_cast<const at::BFloat16*>(x),
+                                        static_cast<const at::BFloat16*>(panel), sums, /*is_vnni=*/true);
+          },
+      .release = [] { at::native::cpublas::brgemm_release(true); },
+  };
+  if (__builtin_cpu_supports("amx-bf16")) return &by_brgemm;
+#endif
+  return nullptr;
+}
+
 void multiply_by_columns(const at::Tensor& self, const aclTensor& mat2, const aclTensor* bias,
                          const at::Tensor& out) {
   constexpr int64_t together = 256;
@@ -111,7 +130,8 @@ bool matmul_fractal_nz(const aclTensor& self, const aclTensor& mat2, const aclTe
                                   .rows = self.sizes[0],
                                   .columns = out.sizes[1],
                                   .inner = self.sizes[1],
-                                  .transposed = is_transposed(mat2)};
+                                  .transposed = is_transposed(mat2),
+                                  .tiles = tiles()};
   if (self.is_contiguous() && out.is_contiguous() && kernels::nz_matmul(product)) return true;
   multiply_by_columns(to_aten(self), mat2, bias, to_aten(out));
   return true;

@@ -35,7 +35,7 @@ MEMBERS = {
     "out_strides:l3 log_sum_exp:p maximum:p batch:l heads:l key_heads:l queries:l keys:l head_size:l value_size:l "
     "scale:f key_lengths:p block_table:p blocks_per_sequence:l block_size:l bias:p bias_strides:l3 causal:b sinks:p",
     "matvec": "type:i weight_type:i x:p weight:p bias:p scale:p offset:p y:p rows:l columns:l inner:l weight_stride:l",
-    "nz_matmul": "type:i x:p weight:p bias:p y:p rows:l columns:l inner:l transposed:b",
+    "nz_matmul": "type:i x:p weight:p bias:p y:p rows:l columns:l inner:l transposed:b tiles:p",
 }
 C_TYPES = {
     "p": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double,
@@ -220,6 +220,36 @@ def test_products_with_packed_matrices(
     run("nz_matmul", x=x, weight=packed, bias=bias, y=y, **sizes)
     expected = x.double() @ (weight.T if transposed else weight).double() + bias.double()
     close(y, expected, expected.abs().max().item() * max(1, math.sqrt(inner) / 8))
+
+
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(5, 33, 51), (40, 530, 300), (515, 20, 17)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_panels_of_packed_matrices_for_instructions_that_multiply_matrices(
+    rows: int, columns: int, inner: int, transposed: bool
+) -> None:
+    """Where the kernels hand panels out, as NzTiles says; elsewhere they multiply themselves."""
+
+    def read(address: int, dtype: torch.dtype, *shape: int) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=dtype).view(shape)
+
+    def multiply_add(some: int, depth: int, x: int, panel: int, sums: int) -> None:
+        pairs = read(panel, torch.bfloat16, depth // 2, 32, 2)
+        weight = pairs.transpose(1, 2).reshape(depth, 32).float()
+        read(sums, torch.float32, some, 32).add_(read(x, torch.bfloat16, some, depth).float() @ weight)
+
+    multiply = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 3)(multiply_add)
+    release = ctypes.CFUNCTYPE(None)(lambda: None)
+    tiles = (ctypes.c_void_p * 2)(*[ctypes.cast(f, ctypes.c_void_p).value for f in (multiply, release)])
+    x, weight = sample(rows, inner, dtype=torch.bfloat16), sample(inner, columns, dtype=torch.bfloat16)
+    given = weight.T.contiguous() if transposed else weight
+    packed = torch.empty([(size + 15) // 16 for size in reversed(given.shape)] + [16, 16], dtype=torch.bfloat16)
+    kernels.pack(given, packed)
+    y = torch.empty(rows, columns, dtype=torch.bfloat16)
+    sizes = {"type": y.dtype, "rows": rows, "columns": columns, "inner": inner, "transposed": transposed}
+    run("nz_matmul", x=x, weight=packed, y=y, tiles=ctypes.addressof(tiles), **sizes)
+    expected = x.double() @ weight.double()
+    close(y, expected, expected.abs().max().item())
 
 
 def test_adamw_as_torch_does_it() -> None:
