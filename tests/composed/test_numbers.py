@@ -140,6 +140,17 @@ def test_apply_adam_with_powers_of_one(device):
 
 
 @DEVICES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_gradients_that_are_not_finite(device, dtype):
+    grads = [torch.randn(n, device=device).to(dtype) for n in (0, 3, 5)]
+    assert torch.ops.npu._amp_foreach_non_finite_check(grads) is False
+    assert torch.ops.npu._amp_foreach_non_finite_check([]) is False
+    for value in (torch.inf, -torch.inf, torch.nan):
+        grads[2][4] = value
+        assert torch.ops.npu._amp_foreach_non_finite_check(grads) is True
+
+
+@DEVICES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(("max_norm", "norm"), [(-1.0, 0.0), (2.0, 5.0), (5.0, 2.0)])
 @pytest.mark.parametrize("mode", [0, 1])

@@ -230,3 +230,59 @@ def nsa_select_attention_grad(
         results[2].append(torch.einsum("ngst,sngd->tnd", shares, dout))
     dq, dk, dv = (torch.cat(parts).to(t.dtype) for parts, t in zip(results, (query, key, value), strict=True))
     return dq, dk, dv
+
+
+@composed(
+    "npu_nsa_select_attention_infer(Tensor query, Tensor key, Tensor value, Tensor topk_indices, float scale_value, "
+    "int head_num, int key_value_head_num, int select_block_size, int select_block_count, int page_block_size, *, "
+    "str layout='BSND', Tensor? atten_mask=None, Tensor? block_table=None, int[]? actual_seq_qlen=None, "
+    "int[]? actual_seq_kvlen=None) -> Tensor"
+)
+def nsa_select_attention_infer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    topk_indices: Tensor,
+    scale_value: float,
+    head_num: int,
+    key_value_head_num: int,
+    select_block_size: int,
+    select_block_count: int,
+    page_block_size: int,
+    *,
+    layout: str = "BSND",
+    atten_mask: Tensor | None = None,
+    block_table: Tensor | None = None,
+    actual_seq_qlen: list[int] | None = None,
+    actual_seq_kvlen: list[int] | None = None,
+) -> Tensor:
+    """npu_nsa_select_attention of one query a sequence to keys in pages: [B, 1, N, D], [B, 1, N * D] or [B, N, D].
+
+    These are layouts BSND, BSH and TND. Pages are [pages, page_block_size, N2 * D] or [pages, page_block_size, N2, D],
+    block_table [B, count] has each sequence's, actual_seq_kvlen their lengths, topk_indices [B, N2,
+    select_block_count] the blocks. Several queries a sequence are not supported, nor is atten_mask.
+    """
+    name = "npu_nsa_select_attention_infer"
+    batch, pages = query.shape[0], (page_block_size, key_value_head_num, -1)
+    width = query.shape[-1] // (head_num if layout == "BSH" else 1)
+    shape = {"BSND": (batch, 1, head_num, width), "BSH": (batch, 1, head_num * width), "TND": (batch, head_num, width)}
+    if shape.get(layout) != query.shape or head_num % key_value_head_num:
+        refuse(name, "one query a sequence, in layout BSND, BSH or TND", [layout, list(query.shape)])
+    if atten_mask is not None:
+        raise NotImplementedError(f"{name}: atten_mask is not supported; leave it out")
+    lengths = list(actual_seq_kvlen or [])
+    if block_table is None or len(lengths) != batch or block_table.shape[0] != batch:
+        refuse(name, "block_table [B, count] and actual_seq_kvlen [B]", [block_table is not None, len(lengths)])
+    if list(actual_seq_qlen or []) not in ([], [1] * batch, list(range(1, batch + 1))):
+        refuse(name, "one query a sequence", actual_seq_qlen)
+    if topk_indices.shape != (batch, key_value_head_num, select_block_count):
+        refuse(name, f"topk_indices {[batch, key_value_head_num, select_block_count]}", list(topk_indices.shape))
+    table = block_table.long().clamp_min(0)
+    keys, values = (t.reshape(t.shape[0], *pages)[table].flatten(1, 2).float() for t in (key, value))
+    times = _times(topk_indices, select_block_size, keys.shape[1], causal=False).permute(2, 0, 1, 3)
+    real = torch.arange(keys.shape[1], device=query.device) < torch.tensor(lengths, device=query.device).unsqueeze(1)
+    groups = query.float().reshape(batch, key_value_head_num, -1, width)
+    scores = torch.einsum("bngd,btnd->bngt", groups, keys) * scale_value
+    shares, _, _ = _softmax(scores, times * real[:, None, None])
+    out = torch.einsum("bngt,btnd->bngd", shares, values).to(query.dtype)
+    return out.reshape(*shape[layout][:-1], -1)

@@ -158,3 +158,10 @@ def npu_bert_apply_adam(
     return torch.ops.npu.npu_bert_apply_adam.out(
         lr, beta1, beta2, epsilon, grad, *norms, weight_decay, step_size, adam_mode, var=var, m=m, v=v
     )
+
+
+@composed("_amp_foreach_non_finite_check(Tensor[] scaled_grads) -> bool")
+def amp_foreach_non_finite_check(scaled_grads: list[Tensor]) -> bool:
+    """Whether an element of any of the gradients is infinite or NaN; the host waits for the answer."""
+    found = [~grad.isfinite().all() for grad in scaled_grads]
+    return bool(torch.stack(found).any()) if found else False
