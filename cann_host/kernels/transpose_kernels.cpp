@@ -36,21 +36,29 @@ void turn_block(const T* from, int64_t from_stride, int64_t rows, T* to, int64_t
   }
 }
 
+/// Columns [begin, end), whose results stay in the L1 cache until their lines are full.
 template <class T>
-void transpose_all(const Transpose& a) {
+void transpose_columns(const Transpose& a, int64_t begin, int64_t end) {
   constexpr int64_t rows_at_once = lanes * static_cast<int64_t>(sizeof(uint32_t) / sizeof(T));
   const T* from = static_cast<const T*>(a.from);
   T* to = static_cast<T*>(a.to);
-  const int64_t whole = a.columns / lanes * lanes;
+  const int64_t whole = begin + (end - begin) / lanes * lanes;
   for (int64_t r = 0; r < a.rows; r += rows_at_once) {
     const int64_t rows = a.rows - r < rows_at_once ? a.rows - r : rows_at_once;
     const T* block = from + r * a.from_stride;
-    for (int64_t c = 0; c < whole; c += lanes)
+    for (int64_t c = begin; c < whole; c += lanes)
       turn_block(block + c, a.from_stride, rows, to + c * a.to_stride + r, a.to_stride);
-    for (int64_t c = whole; c < a.columns; ++c) {
+    for (int64_t c = whole; c < end; ++c) {
       for (int64_t i = 0; i < rows; ++i) to[c * a.to_stride + r + i] = block[i * a.from_stride + c];
     }
   }
+}
+
+template <class T>
+void transpose_all(const Transpose& a) {
+  constexpr int64_t together = 256;
+  for (int64_t c = 0; c < a.columns; c += together)
+    transpose_columns<T>(a, c, c + together < a.columns ? c + together : a.columns);
 }
 
 void transpose_elements(const Transpose& a) {

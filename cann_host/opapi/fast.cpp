@@ -8,6 +8,7 @@
 #include "cann_host/kernels/matvec.h"
 #include "cann_host/opapi/fast_types.h"
 #include "cann_host/opapi/fractal_nz.h"
+#include "cann_host/opapi/transposed_copy.h"
 
 namespace cann_host::fast {
 namespace {
@@ -154,7 +155,8 @@ bool unary(UnaryOp op, const aclTensor* self, aclTensor* out) {
 
 bool copy(const aclTensor* self, aclTensor* out) {
   const auto from = kernel_type(self->dtype), to = kernel_type(out->dtype);
-  if (!from || !to || !aligned(*self, *out)) return false;
+  if (!from || !to) return false;
+  if (!aligned(*self, *out)) return copy_transposed(*self, *out);
   return kernels::cast(*from, self->data(), *to, out->data(), out->numel());
 }
 
