@@ -36,4 +36,3 @@ def test_channels_move(dtype: torch.dtype) -> None:
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(last.cpu(), image)
     assert torch.equal(last.contiguous().cpu(), image)
-

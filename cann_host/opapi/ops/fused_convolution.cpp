@@ -1,12 +1,14 @@
 // Convolutions with what follows them: by oneDNN as PyTorch ships it, or by Winograd's algorithm, which
 // oneDNN no longer has. Packed weights, in the layout that either computes with, lie in device memory as any
 // other bytes.
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstring>
 
 #include "cann_host/kernels/convolution.h"
+#include "cann_host/kernels/transpose.h"
 #include "cann_host/runtime/settings.h"
 #include "opapi/host_functions.h"
 
@@ -132,15 +134,40 @@ bool is_faster(const at::Tensor& weight, at::IntArrayRef input_size, at::IntArra
   return kernels::convolution_pays(kernel_of(weight.sizes()), results, weight.size(1), weight.size(0));
 }
 
+/// The image with its channels last.
+at::Tensor channels_last(const at::Tensor& image) {
+  constexpr int64_t least = 8;  // channels for which blocks of a transpose are full
+  const int64_t bytes = image.element_size(), channels = image.size(1),
+                pixels = image.size(2) * image.size(3);
+  if (image.is_contiguous(at::MemoryFormat::ChannelsLast) || !image.is_contiguous() || channels < least ||
+      (bytes != 2 && bytes != 4)) {
+    return image.contiguous(at::MemoryFormat::ChannelsLast);
+  }
+  at::Tensor result = at::empty(image.sizes(), image.options(), at::MemoryFormat::ChannelsLast);
+  const auto* from = static_cast<const char*>(image.const_data_ptr());
+  auto* to = static_cast<char*>(result.mutable_data_ptr());
+  for (int64_t n = 0; n < image.size(0); ++n) {
+    at::parallel_for(0, pixels, 256, [&](int64_t begin, int64_t end) {
+      kernels::transpose({.element_bytes = bytes,
+                          .from = from + (n * channels * pixels + begin) * bytes,
+                          .from_stride = pixels,
+                          .to = to + (n * pixels + begin) * channels * bytes,
+                          .to_stride = channels,
+                          .rows = channels,
+                          .columns = end - begin});
+    });
+  }
+  return result;
+}
+
 /// By a weight of kernels::pack_convolution().
 void by_own(const at::Tensor& input, const float* weight, at::IntArrayRef weight_size, const Optional& bias,
             const Optional& residual, at::IntArrayRef stride, at::IntArrayRef padding, bool relu,
             at::Tensor& output) {
-  const auto image = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
-  const at::Tensor x = image(input);
+  const at::Tensor x = channels_last(input);
   const Optional shift = bias.has_value() ? Optional(bias->contiguous()) : std::nullopt;
-  const Optional added = residual.has_value() ? Optional(image(*residual)) : std::nullopt;
-  at::Tensor y = image(output);
+  const Optional added = residual.has_value() ? Optional(channels_last(*residual)) : std::nullopt;
+  at::Tensor y = output.contiguous(at::MemoryFormat::ChannelsLast);
   kernels::convolve(kernel_of(weight_size),
                     {.x = x.const_data_ptr<float>(),
                      .weight = weight,
@@ -165,7 +192,7 @@ at::Tensor by_onednn(const at::Tensor& input, const at::Tensor& weight, const Op
                      const Optional& residual, at::IntArrayRef stride, at::IntArrayRef padding,
                      at::IntArrayRef dilation, int64_t groups) {
   // Its fastest kernels take images with the channels last.
-  const at::Tensor image = input.contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor image = channels_last(input);
   // It adds to convolutions of one group only, and not where strides do not say what the layout is.
   const bool adds =
       groups == 1 && (weight.is_mkldnn() || image.suggest_memory_format() == at::MemoryFormat::ChannelsLast);
@@ -183,8 +210,8 @@ at::Tensor by_onednn(const at::Tensor& input, const at::Tensor& weight, const Op
                       at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t, std::string_view,
                       std::optional<at::Scalar>, std::optional<std::string_view>, Scalars,
                       std::optional<std::string_view>)>("mkldnn::_convolution_pointwise", "binary");
-  return op.call(image, residual->contiguous(at::MemoryFormat::ChannelsLast), weight, bias, padding, stride,
-                 dilation, groups, "add", at::Scalar(1.0), std::nullopt, Scalars(), std::nullopt);
+  return op.call(image, channels_last(*residual), weight, bias, padding, stride, dilation, groups, "add",
+                 at::Scalar(1.0), std::nullopt, Scalars(), std::nullopt);
 }
 
 /// The same by ATen's convolution; float16 rounds once, at the end.
