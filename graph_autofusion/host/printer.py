@@ -394,6 +394,8 @@ class _HostPrinter:
             self.put(f"const {self._vector(i)} v{i} = {self._expression(i)};")
         arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)
         self.open(f"const auto phase{number} = [&]({arguments}) __attribute__((always_inline))")
+        if number + 1 == len(self.schedule.phases):
+            self._prefetch_next_row(phase)
         self._body(phase, [i for i in phase.tiles if i not in shared])
         self.close("};")
         for axis in loops:
@@ -401,6 +403,20 @@ class _HostPrinter:
         self._steps(f"phase{number}", count, "".join(f", i{a}" for a in loops))
         for _ in loops:
             self.close()
+
+    def _prefetch_next_row(self, phase: Phase) -> None:
+        """Of tensors of 16 bits, whose rounding keeps the processor from reading ahead itself; 32 bits lose by it."""
+        if not self.schedule.lanes_reduced or len(self.schedule.phases) == 1 or self.schedule.loop_axes():
+            return
+        outer = [a for a in self.schedule.outer_axes() if a != self.schedule.row_axis]
+        for i in phase.tiles if outer else ():
+            if self.program.nodes[i].op != "load":
+                continue
+            number = self.program.nodes[i].attr
+            row, step = self._stride(number, outer[-1]), self._stride(number, self.program.vector)
+            parameter = self.program.parameters[number]
+            if row and step == "1" and parameter.dtype in (DType.F16, DType.BF16) and not parameter.gathered:
+                self.put(f"if (u % 2 == 0) __builtin_prefetch(q{number} + {row} + i, 0, 2);  // two steps are a line")
 
     def _steps(self, name: str, count: int, extra: str) -> None:
         """Calls of the body along the lanes' axis."""
