@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "cann_host/kernels/attention.h"
+#include "cann_host/kernels/convolution.h"
 #include "cann_host/kernels/fractal_nz.h"
 #include "cann_host/kernels/fused.h"
 #include "cann_host/kernels/matmul.h"
 #include "cann_host/kernels/matvec.h"
 #include "cann_host/kernels/pointwise.h"
 #include "cann_host/kernels/random.h"
+#include "cann_host/kernels/transpose.h"
 
 namespace {
 
@@ -264,6 +266,43 @@ void random(DataType type) {
   }
 }
 
+void transposes(DataType type) {
+  constexpr int64_t rows = 41, columns = 23;
+  Tensor from = filled(type, rows * columns, 1), to(type, rows * columns);
+  k::transpose({k::size_of(type), from.data(), columns, to.data(), rows, rows, columns});
+  print("transpose", to);
+}
+
+/// Which know float32 only.
+void convolutions() {
+  constexpr int64_t height = 7, width = 9, channels = 21, filters = 37;
+  for (const auto kernel : {k::ConvolutionKernel::one_by_one, k::ConvolutionKernel::three_by_three}) {
+    const int64_t size = static_cast<int64_t>(kernel), padding = size / 2;
+    Tensor x = filled(DataType::float32, height * width * channels, 1),
+           weight = filled(DataType::float32, filters * channels * size * size, 2),
+           bias = filled(DataType::float32, filters, 3), y(DataType::float32, height * width * filters),
+           packed(DataType::float32, k::packed_numbers(kernel, filters, channels));
+    for (float* w = weight.floats(); w < weight.floats() + weight.count; ++w) *w /= 16;
+    k::pack_convolution(kernel, weight.floats(), filters, channels, packed.floats());
+    k::convolve(kernel, {.x = x.floats(),
+                         .weight = packed.floats(),
+                         .bias = bias.floats(),
+                         .residual = nullptr,
+                         .y = y.floats(),
+                         .batch = 1,
+                         .height = height,
+                         .width = width,
+                         .channels = channels,
+                         .filters = filters,
+                         .result_height = height,
+                         .result_width = width,
+                         .padding = {padding, padding},
+                         .stride = {1, 1},
+                         .relu = true});
+    print("convolution." + std::to_string(size), y);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -279,6 +318,8 @@ int main() {
     packed_products(type);
     attention(type);
     random(type);
+    transposes(type);
   }
+  convolutions();
   return 0;
 }
