@@ -53,13 +53,9 @@ at::Tensor by_capacity(const at::Tensor& order, const at::Tensor& experts, const
   return source;
 }
 
-/// rowIdxType 0: the row of each copy; 1: the copy of each row.
-void write_places(const at::Tensor& source, int64_t type, const at::Tensor& out) {
+/// The row of each copy, -1 for none.
+void write_places(const at::Tensor& source, const at::Tensor& out) {
   out.fill_(-1);
-  if (type == 1) {
-    out.slice(0, 0, source.numel()).copy_(source.slice(0, 0, out.numel()));
-    return;
-  }
   const auto held = source.ge(0);
   out.index_put_({source.masked_select(held)},
                  at::arange(source.numel()).masked_select(held).to(out.scalar_type()));
@@ -202,8 +198,8 @@ void MoeInitRoutingV3(const at::Tensor& x, const at::Tensor& expertIdx, const Op
                 last = ranged ? (*activeExpertRange)[1] : expertNum;
   const auto experts = expertIdx.flatten();
   const auto active = experts.ge(first).logical_and(experts.lt(last));
-  // Copies of experts of others come behind.
-  const auto order = experts.masked_fill(active.logical_not(), expertNum).argsort(/*stable=*/true, 0, false);
+  // Copies of experts of others come behind, first those of later ones.
+  const auto order = by_expert(experts.masked_fill(experts.lt(first), std::numeric_limits<int32_t>::max()));
   const int64_t count = active.sum().item<int64_t>();
   const auto chosen = order.slice(0, 0, count);
   const auto counts = at::bincount(experts.masked_select(active) - first, {}, last - first);
@@ -230,13 +226,17 @@ void MoeInitRoutingV3(const at::Tensor& x, const at::Tensor& expertIdx, const Op
     expandedScaleOut.zero_();
   } else {
     rows = rows.to(at::kFloat);
-    if (scaleOptional.has_value()) {
+    if (scaleOptional.has_value() && rows.numel() > 0) {
       const auto own = experts.index_select(0, source.clamp_min(0)).sub(first).clamp_(0, last - first - 1);
       rows = rows * (scaleOptional->size(0) == 1 ? *scaleOptional : scaleOptional->index_select(0, own));
     }
     quantize_rows(rows, out, expandedScaleOut);
   }
-  write_places(source, rowIdxType, expandedRowIdxOut);
+  if (dropPadMode == 0 && rowIdxType == 1) {
+    expandedRowIdxOut.copy_(order);
+  } else {
+    write_places(source, expandedRowIdxOut);
+  }
   if (expertTokensNumFlag) write_counts(counts, first, expertTokensNumType, expertTokensOut);
 }
 
