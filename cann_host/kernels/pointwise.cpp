@@ -11,9 +11,6 @@ namespace {
 
 constexpr int64_t grain = 16384;   // elements per thread from which a second thread pays
 constexpr int64_t alignment = 64;  // elements: pieces of different threads share no cache line
-// Results that are larger are written past the caches: in chains of operations that is up to 3 times as fast
-// from 6 MiB on, and even at 4 MiB.
-constexpr int64_t streaming_bytes = 4 << 20;
 
 const PointwiseKernels& pointwise_kernels() noexcept {
 #if defined(__x86_64__)

@@ -4,6 +4,10 @@
 
 namespace cann_host::kernels {
 
+/// Results that are larger are written past the caches: in chains of operations that is up to 3 times as fast
+/// from 6 MiB on, and even at 4 MiB.
+constexpr int64_t streaming_bytes = 4 << 20;
+
 /// What a kernel works on. Kernels of one input use `a`.
 struct Operands {
   const void* a;

@@ -3,10 +3,24 @@
 
 #include "cann_host/kernels/fused_kernels.h"
 #include "cann_host/kernels/math.h"
+#include "cann_host/kernels/pointwise_kernels.h"
 #include "cann_host/kernels/row.h"
 
 namespace cann_host::kernels {
 namespace {
+
+/// y[0, n) = f(i, Full or Part), past the caches if all rows together are too large for them.
+template <class T, class F>
+void write_row(T* y, int64_t n, int64_t rows, const F& f) {
+  constexpr int bytes = lanes * sizeof(T);
+  const bool streaming = rows * n * static_cast<int64_t>(sizeof(T)) > streaming_bytes &&
+                         reinterpret_cast<uintptr_t>(y) % bytes == 0;
+  if (!streaming) return each_vector(n, [&](int64_t i, auto place) { store(y + i, f(i, place), place); });
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) store_streaming(y + i, pack<T>(f(i, Full{})));
+  if (i < n) store(y + i, f(i, Part{n - i}), Part{n - i});
+  stream_fence();
+}
 
 /// (a, b) of two halves become (a cos - b sin, b cos + a sin); transposed is the rotation back.
 template <class T>
@@ -83,7 +97,8 @@ void masked_softmax_rows(const MaskedSoftmax& a, int64_t begin, int64_t end, flo
       return v;
     });
     const float factor = 1 / sum;
-    each_vector(n, [&](int64_t i, auto place) { store(y + i, load(row + i, place) * factor, place); });
+    write_row(y, n, a.sizes[0] * a.sizes[1] * a.sizes[2],
+              [&](int64_t i, auto place) { return load(row + i, place) * factor; });
   }
 }
 
@@ -114,7 +129,7 @@ void cross_entropy_rows(const CrossEntropy& a, int64_t begin, int64_t end, float
       total = sum_over(n, [&](int64_t i, auto place) { return log_sum - load(x + i, place); });
       a.mean_negative[r] = total / static_cast<float>(n);
     }
-    each_vector(n, [&](int64_t i, auto place) { store(y + i, load(x + i, place) - log_sum, place); });
+    write_row(y, n, a.rows, [&](int64_t i, auto place) { return load(x + i, place) - log_sum; });
     const int64_t target = a.target[r];
     a.loss[r] = target < 0 || target >= n ? 0 : log_sum - to_float(x[target]);
     if (a.log_sum_exp != nullptr) a.log_sum_exp[r] = log_sum;

@@ -210,6 +210,22 @@ def test_nan_and_inf_stay_in_their_row(bad: float) -> None:
     torch.testing.assert_close(softmax, scores.softmax(-1), equal_nan=True, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("columns", [512, 1019])
+def test_results_larger_than_the_caches(columns: int, dtype: torch.dtype) -> None:
+    """They are written past them, in rows that begin with a vector or not."""
+    scores, hidden = randn(2, 3, 750, columns).to(dtype), torch.rand(2, 1, 750, columns) < 0.2
+    target = torch.randint(columns, (4500,))
+    assert scores.nbytes > 4 << 20
+    unit = torch.finfo(dtype).eps
+    weights = torch_npu.npu_scaled_masked_softmax(scores.npu(), hidden.npu(), 0.5).cpu()
+    expected = masked_softmax(scores.double(), hidden, 0.5)
+    torch.testing.assert_close(weights.double(), expected, rtol=4 * unit, atol=1e-5)
+    log_weights = torch_npu.npu_cross_entropy_loss(scores.view(4500, columns).npu(), target.npu())[1].cpu()
+    expected = scores.view(4500, columns).double().log_softmax(-1)
+    torch.testing.assert_close(log_weights.double(), expected, rtol=2 * unit, atol=4 * unit)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
