@@ -31,9 +31,15 @@ void softmax_rows(const SoftmaxBlock& a) {
         x += i + lanes <= a.keys ? load(bias + i, Full{}) : load(bias + i, Part{a.keys - i});
       return where_seen(x, i, seen, -infinity);
     };
-    Vec<float> maxima = splat<Vec<float>>(a.maximum[r]);
-    for (int64_t i = 0; i < seen; i += lanes) maxima = larger(maxima, score(i));
-    const float maximum = maximum_of_lanes(maxima);
+    // Two side by side: a comparison waits for the one before.
+    Vec<float> maxima = splat<Vec<float>>(a.maximum[r]), others = maxima;
+    int64_t m = 0;
+    for (; m + lanes < seen; m += 2 * lanes) {
+      maxima = larger(maxima, score(m));
+      others = larger(others, score(m + lanes));
+    }
+    if (m < seen) maxima = larger(maxima, score(m));
+    const float maximum = maximum_of_lanes(larger(maxima, others));
     // A row that has seen nothing yet keeps -inf, and must not meet -inf - -inf.
     const float shift = maximum == -infinity ? 0 : maximum;
     a.correction[r] = exp(splat<Vec<float>>(a.maximum[r] - shift))[0];
