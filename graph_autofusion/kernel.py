@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,22 @@ class HostKernel:
         self.schedule: Schedule = schedule(program)
         self.words = WordLayout(program)
         self._function: int | None = None
+        self._binary: Path | None = None
+        self._compiling = threading.Lock()
 
     @functools.cached_property
     def source(self) -> str:
         """The C++ that is compiled."""
         return printer.print_host(self.schedule)
 
-    @functools.cached_property
+    @property
     def binary(self) -> Path:
         """The compiled kernel's file; compiles it at the first use, in any thread."""
-        return compiler.build(self.source)
+        # Not a cached_property: before Python 3.12 all kernels would share its lock, and compile one after the other.
+        with self._compiling:
+            if self._binary is None:
+                self._binary = compiler.build(self.source)
+            return self._binary
 
     @property
     def function(self) -> int:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from graph_autofusion.dtypes import DType
 from graph_autofusion.host import compiler
+from graph_autofusion.kernel import HostKernel
+from graph_autofusion.program import Stride, TileBuilder
 
 SOURCE = 'extern "C" int one() { return 1; }\n'
 
@@ -95,3 +100,21 @@ def test_other_instruction_sets(isa: str, monkeypatch: pytest.MonkeyPatch) -> No
     test_instructions.test_reductions(F32, True)
     for name in ("exp", "log", "tanh", "erf", "sin"):
         test_instructions.test_float32_accuracy(name)
+
+
+def test_kernels_compile_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    both_compile = threading.Barrier(2, timeout=20)
+
+    def build(_: str) -> Path:
+        both_compile.wait()
+        return Path()
+
+    monkeypatch.setattr(compiler, "build", build)
+    kernels = []
+    for number in (1, 2):
+        builder = TileBuilder(f"plus_{number}", axes=("x",))
+        value = builder.load("x", DType.F32, (Stride.ONE,)).apply("add", number)
+        builder.store("y", value, DType.F32, (Stride.ONE,))
+        kernels.append(HostKernel(builder.build()))
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(lambda kernel: kernel.binary, kernels))) == 2
