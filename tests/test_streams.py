@@ -260,8 +260,8 @@ def test_names_of_the_vendors_c_functions():
     assert _C._npu_getDeviceCount() == torch.npu.device_count()
     assert _C._npu_getDevice() == torch.npu.current_device()
     assert _C._npu_get_soc_version() == torch.npu.get_soc_version()
-    assert _C._npu_getOption("ALLOW_INTERNAL_FORMAT") == "enable"
-    assert _C._npu_getOption("ALLOW_MATMUL_HF32") == ("enable" if torch.npu.matmul.allow_hf32 else "disable")
+    assert _C._npu_getOption("ALLOW_INTERNAL_FORMAT") == b"enable"
+    assert _C._npu_getOption("ALLOW_MATMUL_HF32") == (b"enable" if torch.npu.matmul.allow_hf32 else b"disable")
     assert _C._npu_getOption("NOTHING") is None
 
 

@@ -31,14 +31,14 @@ def _fused_infer_attention_score_out_graph(
     return list(kwargs["out"])
 
 
-def _option(name: str) -> str | None:
-    """An option as text, "enable" or "disable"; None for one that this plug-in does not have."""
+def _option(name: str) -> bytes | None:
+    """An option as the bytes "enable" or "disable"; None for one that this plug-in does not have."""
     values = {
         "ALLOW_CONV_HF32": options.conv.allow_hf32,
         "ALLOW_INTERNAL_FORMAT": options.config.allow_internal_format,
         "ALLOW_MATMUL_HF32": options.matmul.allow_hf32,
     }
-    return {True: "enable", False: "disable"}[bool(values[name])] if name in values else None
+    return {True: b"enable", False: b"disable"}[bool(values[name])] if name in values else None
 
 
 _NAMES = {

@@ -175,6 +175,14 @@ void QuantMatmulV5(const at::Tensor& x1, const at::Tensor& x2, const Optional& x
   };
   if (groupSize != 0) {
     TORCH_CHECK(x1Scale.has_value() && !bias.has_value(), "groups need x1Scale, and take no bias");
+    if (x1.scalar_type() == at::kChar) {
+      TORCH_CHECK(x2Offset.has_value(), "groups of int8 by int4 need x2Offset");
+      // CANN multiplies x1 / 16 and the rest less 8; x2Offset makes up for the 8.
+      const auto product =
+          product_in_groups(a.to(at::kFloat) - 8, b, plain_scale(x2Scale), std::nullopt, groupSize);
+      out.copy_((product + x2Offset->to(at::kFloat)) * of_rows(*x1Scale));
+      return;
+    }
     out.copy_(product_in_groups(a, b, x2Scale, x2Offset, groupSize) * of_rows(*x1Scale));
     return;
   }

@@ -50,6 +50,7 @@ struct Rule {
   size_t weight = 0;  // of kProduct: the argument that may be packed
   // What schemas do not say: _copy_from(self, dst) writes its second argument, Inductor's code any.
   bool writes_second = false, writes_all = false;
+  bool reads_blocks = false;  // a view in five dimensions names the blocks of packed matrices
 
   explicit Rule(const c10::FunctionSchema& schema) : treatment(Treatment::kConvert) {
     const std::string_view name = schema.name();
@@ -64,6 +65,7 @@ struct Rule {
     if (name.starts_with("c10d::") || name == "aten::resize_") treatment = Treatment::kRefuse;
     writes_second = name == "aten::_copy_from" || name == "aten::_copy_from_and_resize";
     writes_all = name == "torch_npu_inductor::code";
+    reads_blocks = name.starts_with("npu::npu_grouped_matmul_swiglu_quant");
   }
 
   bool writes(const c10::Argument& argument, size_t position) const {
@@ -91,14 +93,24 @@ bool product_reads(c10::ArrayRef<c10::IValue> arguments, size_t weight) {
   return (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) && is_packed_matrix(matrix);
 }
 
+/// Matrices [G, K, N] for a view [G, N / c, K / 16, 16, c] of them, whose numbers lie in their plain order
+/// here.
+at::Tensor matrices_of_blocks(const at::Tensor& blocks) {
+  if (blocks.dim() != 5) return blocks;
+  return blocks.view_symint(
+      {blocks.sym_size(0), blocks.sym_size(2) * blocks.sym_size(3), blocks.sym_size(1) * blocks.sym_size(4)});
+}
+
 /// The plain tensors that stand for packed ones during a call.
 class PlainArguments {
  public:
+  explicit PlainArguments(bool reads_blocks) : reads_blocks_(reads_blocks) {}
   at::Tensor plain(const at::Tensor& tensor, bool written) {
     if (!tensor.defined() || !is_packed(tensor)) return tensor;
     Memory& memory = memory_of(tensor.storage());
     memory.written |= written;
-    pairs_.push_back({tensor, on_plain_storage(tensor, memory.plain)});
+    const at::Tensor plain = on_plain_storage(tensor, memory.plain);
+    pairs_.push_back({tensor, reads_blocks_ ? matrices_of_blocks(plain) : plain});
     return pairs_.back().plain;
   }
   c10::IValue plain(const c10::IValue& value, bool written) {
@@ -148,6 +160,7 @@ class PlainArguments {
     return memories_.back();
   }
 
+  bool reads_blocks_;
   c10::SmallVector<Memory, 2> memories_;
   c10::SmallVector<Pair, 2> pairs_;
 };
@@ -158,7 +171,7 @@ void convert(const c10::OperatorHandle& op, const Rule& rule, c10::DispatchKeySe
   note_unfused(schema.name().c_str(),
                "a tensor in a private format (FRACTAL_NZ) was copied to a plain one first; cast it back with "
                "torch_npu.npu_format_cast(t, 2)");
-  PlainArguments arguments;
+  PlainArguments arguments(rule.reads_blocks);
   const size_t first = stack->size() - schema.arguments().size();
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     auto& value = (*stack)[first + i];

@@ -121,9 +121,47 @@ Int routed_rows(const at::Tensor& tokens, const at::Tensor& routing_map,
   return step == Int(0) ? Int(0) : wanted / step * step;
 }
 
-/// A list of one tensor with that many dimensions.
-inline bool one_of_rank(at::TensorList list, int64_t rank) {
-  return list.size() == 1 && list[0].dim() == rank;
+/// A list of one tensor with so many dimensions, or so many.
+inline bool one_of_rank(at::TensorList list, int64_t rank, int64_t other) {
+  return list.size() == 1 && (list[0].dim() == rank || list[0].dim() == other);
+}
+inline const at::Tensor& first_of(at::TensorList list) { return list[0]; }
+inline bool has_assistant(const std::optional<at::TensorList>& list) {
+  return list.has_value() && list->size() == 1;
+}
+
+/// Numbers that an element stands for: int32 holds eight int4.
+inline int64_t numbers_in(const at::Tensor& t) { return t.scalar_type() == at::kInt ? 8 : 1; }
+
+/// [groups, inner size, columns] of matrices [G, K, N], or of their blocks [G, N / c, K / 16, 16, c].
+inline std::array<c10::SymInt, 3> sizes_of_matrices(const at::Tensor& weight) {
+  const auto s = weight.sym_sizes();
+  if (weight.dim() == 5) return {s[0], s[2] * s[3], s[1] * s[4] * numbers_in(weight)};
+  return {s[0], s[1], s[2] * numbers_in(weight)};
+}
+inline bool rows_fit_matrices(const at::Tensor& x, const at::Tensor& weight) {
+  return (weight.dim() == 3 || weight.dim() == 5) &&
+         x.sym_size(1) * numbers_in(x) == sizes_of_matrices(weight)[1];
+}
+inline bool scales_fit_matrices(const at::Tensor& scale, const at::Tensor& weight) {
+  const auto [groups, inner, columns] = sizes_of_matrices(weight);
+  if (scale.dim() == 3 && (numbers_in(weight) == 1 || inner % scale.sym_size(1) != 0)) return false;
+  return (scale.dim() == 2 || scale.dim() == 3) && scale.sym_size(0) == groups &&
+         scale.sym_size(-1) == columns && columns % 2 == 0;
+}
+/// [G, N / 2] or [G] for scales whose columns are N.
+inline bool smooth_fits(const std::optional<at::Tensor>& given, const at::Tensor& scale) {
+  const at::Tensor& smooth = *given;
+  return smooth.dim() <= 2 && smooth.dim() >= 1 && smooth.sym_size(0) == scale.sym_size(0) &&
+         (smooth.dim() == 1 || smooth.sym_size(1) * 2 == scale.sym_size(-1));
+}
+/// Mode 1 for scales of parts of the inner dimension, else 0.
+inline bool dequantizes(const std::optional<int64_t>& mode, const at::Tensor& scale) {
+  return number_or_zero(mode) == (scale.dim() == 3 ? 1 : 0);
+}
+/// 0 or torch.float32, or none.
+inline bool is_float32_or_none(const std::optional<int64_t>& dtype) {
+  return number_or_zero(dtype) == 0 || *dtype == static_cast<int64_t>(at::kFloat);
 }
 template <class Int>
 Int last_size(at::TensorList list) {
