@@ -393,19 +393,22 @@ INLINE D trunc_(D x) {
   return each(x, [](double v) { return __builtin_trunc(v); });
 }
 
-/// x 2^n with one rounding, also into the denormals; n is an integer, |n| <= 252.
+/// x 2^n with one rounding, also into the denormals; x in (1/2, 2), n is an integer, |n| <= 252. What rounds
+/// to zero is made zero: some processors take over a hundred cycles to compute it.
 INLINE F scale(F x, F n) {
 #if defined(__AVX512F__)
-  return __builtin_ia32_scalefps512_mask(x, n, x, (u16)-1, 4);
+  const u16 stays = __builtin_ia32_cmpps512_mask(n, splat(-150.0f), 5, (u16)-1, 4);  // not below, and NaN
+  return __builtin_ia32_scalefps512_mask(x, n, F{}, stays, 4);
 #else
   const I whole = to_I(n);
   const I first = whole >> 1;
-  return x * cast_bits<F>((first + 127) << 23) * cast_bits<F>((whole - first + 127) << 23);
+  const I last = (whole - first + 127) << 23;
+  return x * cast_bits<F>((first + 127) << 23) * cast_bits<F>(select(n < -150.0f, I{}, last));
 #endif
 }
 /// The integer next to x, |x| < 2^22.
 INLINE F nearest(F x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
-/// exp(sign x), sign is 1 or -1, |x| <= 104: the exponent and the fraction lose nothing.
+/// exp(sign x), sign is 1 or -1, |x| <= 105: the exponent and the fraction lose nothing.
 INLINE F exp_in_range(F x, float sign) {
   // (exp(r) - 1 - r) / r^2, |r| <= ln(2)/2; 4e-9
   static constexpr float terms[] = {0.500000008f, 0.166665257f, 0.0416662339f, 0.00836824942f,
@@ -416,7 +419,7 @@ INLINE F exp_in_range(F x, float sign) {
 }
 INLINE F exp_(F x) {
   // NaN goes through to the product.
-  return exp_in_range(min_or_second(splat(89.0f), max_or_second(splat(-104.0f), x)), 1);
+  return exp_in_range(min_or_second(splat(89.0f), max_or_second(splat(-105.0f), x)), 1);
 }
 INLINE F log_(F x) {
   // (log((1+s)/(1-s)) - 2s) / s^3 in s^2, |s| <= 0.1716; 2e-11
@@ -453,7 +456,7 @@ INLINE F sigmoid_(F x) {
 #if defined(__AVX512F__)
 /// One instruction holds x within both ends; it loses NaN, which the numerator keeps.
 INLINE F silu_(F x) {
-  const F held = __builtin_ia32_rangeps512_mask(x, splat(104.0f), 2, x, (u16)-1, 4);
+  const F held = __builtin_ia32_rangeps512_mask(x, splat(105.0f), 2, x, (u16)-1, 4);
   return x / (1 + exp_in_range(held, -1));
 }
 #else
@@ -481,7 +484,7 @@ INLINE F gelu_(F x) {
   static constexpr float power_terms[] = {0.6931472024f,   0.240226513f,    0.05550332954f,
                                           0.009618007903f, 0.001339874915f, 0.0001547535573f};
   F power = polynomial(abs_(x), terms);
-  power = select(power < -150, splat(-150.0f), power);
+  power = select(power < -150, splat(-151.0f), power);
   const F n = nearest(power);
   const F r = power - n;
   const F below = scale(polynomial(r, power_terms) * r + 1, n);
