@@ -39,6 +39,9 @@ struct Row {
   float* sum;
 };
 
+/// Rows that read the same keys, and together convert them once: queries of heads that share a head of keys.
+constexpr int rows_at_once = 4;
+
 /// scores[0, count) = query · keys, keys being `stride` elements apart.
 template <class T>
 void score(const float* query, const T* keys, int64_t stride, int64_t count, int64_t size, float* scores) {
@@ -61,6 +64,33 @@ void score(const float* query, const T* keys, int64_t stride, int64_t count, int
     scores[k] =
         sum_over(size, [&](int64_t i, auto place) { return load(query + i, place) * load(key + i, place); });
   }
+}
+
+/// The same for some rows, keys by keys.
+template <class T>
+void score_rows(const Row (&rows)[rows_at_once], const T* keys, int64_t stride, int64_t count, int64_t size) {
+  constexpr int together = lanes / rows_at_once;
+  int64_t k = 0;
+  for (; k + together <= count; k += together) {
+    Vec<float> sums[lanes];
+#pragma GCC unroll 16
+    for (int j = 0; j < lanes; ++j) sums[j] = Vec<float>{};
+    const T* first = keys + k * stride;
+    each_vector(size, [&](int64_t i, auto place) {
+      Vec<float> key[together];
+      for (int j = 0; j < together; ++j) key[j] = load(first + j * stride + i, place);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows_at_once; ++r) {
+        const Vec<float> q = load(rows[r].query + i, place);
+        for (int j = 0; j < together; ++j) sums[r * together + j] += q * key[j];
+      }
+    });
+    float scores[lanes];
+    store_vector(scores, sums_of_lanes(sums));
+    for (int r = 0; r < rows_at_once; ++r)
+      std::memcpy(rows[r].scores + k, scores + r * together, together * sizeof(float));
+  }
+  for (const Row& row : rows) score(row.query, keys + k * stride, stride, count - k, size, row.scores + k);
 }
 
 /// The same as add_values() for `vectors` vectors of the row, or one that is a part. The fewer they are, the
@@ -106,12 +136,40 @@ void add_values(const float* weights, const T* values, int64_t stride, int64_t c
   });
 }
 
-/// Takes one block of keys and values into a row. `seen` of its keys are visible.
+/// The same for some rows: sum of row r * kept[r] + Σ weights of row r * values.
 template <class T>
-void take_block(const DecodeAttention& a, const Row& row, const T* keys, const T* values, int64_t seen,
-                const float* bias) {
-  if (seen <= 0) return;
-  score(row.query, keys, a.key_strides[2], seen, a.head_size, row.scores);
+void add_values_to_rows(const Row (&rows)[rows_at_once], const float (&kept)[rows_at_once], const T* values,
+                        int64_t stride, int64_t count, int64_t size) {
+  constexpr int vectors = value_vectors / 2;
+  int64_t i = 0;
+  for (; i + vectors * lanes <= size; i += vectors * lanes) {
+    Vec<float> sums[rows_at_once][vectors];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows_at_once; ++r) {
+      for (int v = 0; v < vectors; ++v) sums[r][v] = Vec<float>{};
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      Vec<float> value[vectors];
+      for (int v = 0; v < vectors; ++v) value[v] = load(values + k * stride + i + v * lanes, Full{});
+#pragma GCC unroll 4
+      for (int r = 0; r < rows_at_once; ++r) {
+        for (int v = 0; v < vectors; ++v) sums[r][v] += value[v] * rows[r].scores[k];
+      }
+    }
+    for (int r = 0; r < rows_at_once; ++r) {
+      float* sum = rows[r].sum_of_values + i;
+      for (int v = 0; v < vectors; ++v)
+        store(sum + v * lanes, load(sum + v * lanes, Full{}) * kept[r] + sums[r][v], Full{});
+    }
+  }
+  for (int r = 0; r < rows_at_once; ++r)
+    add_values(rows[r].scores, values + i, stride, count, size - i, kept[r], rows[r].sum_of_values + i);
+}
+
+/// Turns scores of a block into weights. False if nothing of the row is visible yet; else `kept` is the
+/// factor for what was summed before.
+template <class T>
+bool weigh(const DecodeAttention& a, const Row& row, int64_t seen, const float* bias, float& kept) {
   const float maximum = maximum_over(seen, [&](int64_t i, auto place) {
     Vec<float> s = load(row.scores + i, place) * a.scale;
     if (bias != nullptr) s += load(bias + i, place);
@@ -120,8 +178,8 @@ void take_block(const DecodeAttention& a, const Row& row, const T* keys, const T
   });
   // Comparisons are made so that NaN wins.
   const float largest = *row.maximum > maximum ? *row.maximum : maximum;
-  if (largest == -__builtin_inff()) return;  // nothing visible yet
-  const float kept = exp(splat<Vec<float>>(*row.maximum - largest))[0];
+  if (largest == -__builtin_inff()) return false;
+  kept = exp(splat<Vec<float>>(*row.maximum - largest))[0];
   const float sum = sum_over(seen, [&](int64_t i, auto place) {
     const Vec<float> weight = exp_for<T>(load(row.scores + i, place) - largest);
     store(row.scores + i, weight, place);
@@ -129,7 +187,51 @@ void take_block(const DecodeAttention& a, const Row& row, const T* keys, const T
   });
   *row.sum = *row.sum * kept + sum;
   *row.maximum = largest;
-  add_values(row.scores, values, a.value_strides[2], seen, a.value_size, kept, row.sum_of_values);
+  return true;
+}
+
+/// One block of keys and values, and what of it a row sees: `seen` keys, and the numbers that are added to
+/// scores.
+template <class T>
+struct Block {
+  const T* keys;
+  const T* values;
+};
+struct View {
+  int64_t seen;
+  const float* bias;
+};
+
+template <class T>
+void add_block(const DecodeAttention& a, const Row& row, const Block<T>& block, int64_t seen, float kept) {
+  add_values(row.scores, block.values, a.value_strides[2], seen, a.value_size, kept, row.sum_of_values);
+}
+
+template <class T>
+void take_block(const DecodeAttention& a, const Row& row, const Block<T>& block, const View& view) {
+  if (view.seen <= 0) return;
+  float kept;
+  score(row.query, block.keys, a.key_strides[2], view.seen, a.head_size, row.scores);
+  if (weigh<T>(a, row, view.seen, view.bias, kept)) add_block(a, row, block, view.seen, kept);
+}
+
+/// The same for rows that see equally many keys.
+template <class T>
+void take_block(const DecodeAttention& a, const Row (&rows)[rows_at_once], const Block<T>& block,
+                const View (&views)[rows_at_once]) {
+  const int64_t seen = views[0].seen;
+  if (seen <= 0) return;
+  score_rows(rows, block.keys, a.key_strides[2], seen, a.head_size);
+  float kept[rows_at_once];
+  bool visible[rows_at_once], all = true;
+  for (int r = 0; r < rows_at_once; ++r) {
+    visible[r] = weigh<T>(a, rows[r], seen, views[r].bias, kept[r]);
+    all = all && visible[r];
+  }
+  if (all) return add_values_to_rows(rows, kept, block.values, a.value_strides[2], seen, a.value_size);
+  for (int r = 0; r < rows_at_once; ++r) {
+    if (visible[r]) add_block(a, rows[r], block, seen, kept[r]);
+  }
 }
 
 /// The score of a head's sink joins the sum; the result is written.
@@ -191,15 +293,25 @@ void decode(const DecodeAttention& a, int64_t begin, int64_t end, float* scratch
                      within * a.key_strides[2];
       const T* value = static_cast<const T*>(a.value) + place * a.value_strides[0] +
                        key_head * a.value_strides[1] + within * a.value_strides[2];
-      for (int64_t r = 0; r < rows; ++r) {
-        const int64_t query = r % a.queries;
-        const int64_t visible = a.causal ? keys - (a.queries - 1 - query) : keys;
-        const int64_t seen = visible - start < count ? visible - start : count;
+      const auto view = [&](int64_t r) {
+        const int64_t query = r % a.queries, visible = a.causal ? keys - (a.queries - 1 - query) : keys;
         const float* bias = a.bias == nullptr
                                 ? nullptr
                                 : a.bias + batch * a.bias_strides[0] + head_of(r) * a.bias_strides[1] +
                                       query * a.bias_strides[2] + start;
-        take_block(a, row(r), key, value, seen, bias);
+        return View{visible - start < count ? visible - start : count, bias};
+      };
+      for (int64_t r = 0; r < rows;) {
+        const auto sees_as_many = [&](int64_t other) { return view(other).seen == view(r).seen; };
+        if (r + rows_at_once <= rows && sees_as_many(r + 1) && sees_as_many(r + 2) && sees_as_many(r + 3)) {
+          static_assert(rows_at_once == 4);
+          take_block<T>(a, {row(r), row(r + 1), row(r + 2), row(r + 3)}, {key, value},
+                        {view(r), view(r + 1), view(r + 2), view(r + 3)});
+          r += rows_at_once;
+        } else {
+          take_block<T>(a, row(r), {key, value}, view(r));
+          ++r;
+        }
       }
       start += count;
     }

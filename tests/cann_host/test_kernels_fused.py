@@ -150,10 +150,21 @@ def test_rotation_and_back(interleaved: bool, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("heads", "key_heads", "queries", "keys", "size"), [(4, 2, 1, 65, 24), (3, 1, 8, 7, 80), (2, 2, 3, 130, 128)]
+    ("heads", "key_heads", "queries", "keys", "size"),
+    [
+        (4, 2, 1, 65, 24),
+        (3, 1, 8, 7, 80),
+        (2, 2, 3, 130, 128),
+        (8, 2, 1, 65, 24),  # four rows of a head are one piece of work
+        (9, 1, 1, 130, 70),
+        (6, 2, 3, 41, 133),  # where they see as many keys
+    ],
 )
-def test_decode_attention(heads: int, key_heads: int, queries: int, keys: int, size: int, dtype: torch.dtype) -> None:
+def test_decode_attention(
+    heads: int, key_heads: int, queries: int, keys: int, size: int, causal: bool, dtype: torch.dtype
+) -> None:
     q, k, v = (sample(2, h, n, size, dtype=dtype) for h, n in ((heads, queries), (key_heads, keys), (key_heads, keys)))
     v = v.flip(0).contiguous()
     out, lse, maximum = torch.empty_like(q), *torch.empty(2, 2, heads, queries)
@@ -161,11 +172,12 @@ def test_decode_attention(heads: int, key_heads: int, queries: int, keys: int, s
     run(
         "decode_attention", type=dtype, query=q, key=k, value=v, out=out, log_sum_exp=lse, maximum=maximum, batch=2,
         heads=heads, key_heads=key_heads, queries=queries, keys=keys, head_size=size, value_size=size, scale=0.3,
-        causal=True, **strides,
+        causal=causal, **strides,
     )  # fmt: skip
     wide_k, wide_v = (t.double().repeat_interleave(heads // key_heads, 1) for t in (k, v))
     scores = q.double() @ wide_k.transpose(-1, -2) * 0.3
-    scores = scores.masked_fill(torch.ones(queries, keys).triu(keys - queries + 1).bool(), -math.inf)
+    if causal:
+        scores = scores.masked_fill(torch.ones(queries, keys).triu(keys - queries + 1).bool(), -math.inf)
     close(out, scores.softmax(-1).nan_to_num() @ wide_v)
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(maximum.double(), scores.amax(-1), rtol=1e-5, atol=1e-4)
