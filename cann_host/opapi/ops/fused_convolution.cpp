@@ -160,10 +160,21 @@ at::Tensor channels_last(const at::Tensor& image) {
   return result;
 }
 
+/// What the kernels rely on.
+void check_sizes(at::IntArrayRef input, at::IntArrayRef weight, at::IntArrayRef output,
+                 at::IntArrayRef stride, at::IntArrayRef padding) {
+  bool fits = input[0] == output[0] && input[1] == weight[1] && output[1] == weight[0];
+  for (size_t d = 0; d < 2; ++d)
+    fits = fits && output[d + 2] == (input[d + 2] + 2 * padding[d] - weight[d + 2]) / stride[d] + 1;
+  TORCH_CHECK(fits, "an input of ", input, " and a weight of ", weight, " with stride ", stride,
+              " and padding ", padding, " do not give an output of ", output);
+}
+
 /// By a weight of kernels::pack_convolution().
 void by_own(const at::Tensor& input, const float* weight, at::IntArrayRef weight_size, const Optional& bias,
             const Optional& residual, at::IntArrayRef stride, at::IntArrayRef padding, bool relu,
             at::Tensor& output) {
+  check_sizes(input.sizes(), weight_size, output.sizes(), stride, padding);
   const at::Tensor x = channels_last(input);
   const Optional shift = bias.has_value() ? Optional(bias->contiguous()) : std::nullopt;
   const Optional added = residual.has_value() ? Optional(channels_last(*residual)) : std::nullopt;
