@@ -116,7 +116,7 @@ kernels::ConvolutionKernel kernel_of(at::IntArrayRef weight_size) {
 /// Whether a kernel of our own computes the convolution.
 bool is_own(at::IntArrayRef weight_size, at::IntArrayRef stride, at::IntArrayRef padding,
             at::IntArrayRef dilation, int64_t groups) {
-  if (groups != 1 || weight_size[2] != weight_size[3]) return false;
+  if (groups != 1 || weight_size[2] != weight_size[3] || stride[0] <= 0 || stride[1] <= 0) return false;
   if (weight_size[2] == 1) return all_equal(padding, 0);
   return weight_size[2] == 3 && all_equal(stride, 1) && all_equal(dilation, 1) && settings().winograd;
 }
@@ -175,6 +175,10 @@ void by_own(const at::Tensor& input, const float* weight, at::IntArrayRef weight
             const Optional& residual, at::IntArrayRef stride, at::IntArrayRef padding, bool relu,
             at::Tensor& output) {
   check_sizes(input.sizes(), weight_size, output.sizes(), stride, padding);
+  TORCH_CHECK(!residual.has_value() || residual->sizes() == output.sizes(), "residual has shape ",
+              residual->sizes(), ", the output ", output.sizes());
+  TORCH_CHECK(!bias.has_value() || bias->numel() == weight_size[0], "bias has ", bias->numel(),
+              " numbers; expected one for each of ", weight_size[0], " channels");
   const at::Tensor x = channels_last(input);
   const Optional shift = bias.has_value() ? Optional(bias->contiguous()) : std::nullopt;
   const Optional added = residual.has_value() ? Optional(channels_last(*residual)) : std::nullopt;
