@@ -85,6 +85,9 @@ def build(name: str, settings: dict[str, Any]) -> torch.nn.Module:
             setattr(config, key, 0.0)
     torch.manual_seed(0)
     model: torch.nn.Module = AutoModel.from_config(config)
+    for key, parameter in model.named_parameters():
+        if "embeddings" in key and not parameter.any():  # a norm of zeros makes large numbers of roundings
+            torch.nn.init.normal_(parameter, std=0.02)
     return model.eval()
 
 
