@@ -95,7 +95,7 @@ bool store_tile(const Convolution& a, const Place& at, int64_t filter, Span span
   return mask_bits(differences != 0) == 0;
 }
 
-/// The weight [3, 3, channels, packed_filters] of what pack_winograd() made of it, up to rounding.
+/// The weight [3, 3, channels, packed_filters] of what pack_convolution() made of it, up to rounding.
 void unpack(const float* packed, int64_t apart, int64_t numbers, float* plain) {
   for (int64_t i = 0; i < numbers; i += lanes) {
     const auto at = [&](int y, int x) {

@@ -1,7 +1,6 @@
 // Convolutions with what follows them: by oneDNN as PyTorch ships it, or by Winograd's algorithm, which
 // oneDNN no longer has. Packed weights, in the layout that either computes with, lie in device memory as any
 // other bytes.
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
@@ -147,15 +146,13 @@ at::Tensor channels_last(const at::Tensor& image) {
   const auto* from = static_cast<const char*>(image.const_data_ptr());
   auto* to = static_cast<char*>(result.mutable_data_ptr());
   for (int64_t n = 0; n < image.size(0); ++n) {
-    at::parallel_for(0, pixels, 256, [&](int64_t begin, int64_t end) {
-      kernels::transpose({.element_bytes = bytes,
-                          .from = from + (n * channels * pixels + begin) * bytes,
-                          .from_stride = pixels,
-                          .to = to + (n * pixels + begin) * channels * bytes,
-                          .to_stride = channels,
-                          .rows = channels,
-                          .columns = end - begin});
-    });
+    kernels::transpose({.element_bytes = bytes,
+                        .from = from + n * channels * pixels * bytes,
+                        .from_stride = pixels,
+                        .to = to + n * pixels * channels * bytes,
+                        .to_stride = channels,
+                        .rows = channels,
+                        .columns = pixels});
   }
   return result;
 }

@@ -1,6 +1,4 @@
 // Matrix products.
-#include <ATen/Parallel.h>
-
 #include "cann_host/kernels/transpose.h"
 #include "opapi/host_functions.h"
 
@@ -28,16 +26,13 @@ at::Tensor in_rows(const at::Tensor& matrix) {
     return matrix;
   }
   at::Tensor rows = at::empty(matrix.sizes(), matrix.options());
-  constexpr int64_t columns_at_once = 64;
-  at::parallel_for(0, matrix.size(0), columns_at_once, [&](int64_t begin, int64_t end) {
-    kernels::transpose({.element_bytes = 2,
-                        .from = matrix.const_data_ptr<at::BFloat16>() + begin,
-                        .from_stride = matrix.stride(1),
-                        .to = rows.mutable_data_ptr<at::BFloat16>() + begin * matrix.size(1),
-                        .to_stride = matrix.size(1),
-                        .rows = matrix.size(1),
-                        .columns = end - begin});
-  });
+  kernels::transpose({.element_bytes = 2,
+                      .from = matrix.const_data_ptr(),
+                      .from_stride = matrix.stride(1),
+                      .to = rows.mutable_data_ptr(),
+                      .to_stride = matrix.size(1),
+                      .rows = matrix.size(1),
+                      .columns = matrix.size(0)});
   return rows;
 }
 
