@@ -11,8 +11,8 @@ operations deep.
 with ``sqrt(n)``: pass ``terms=n``.
 
 *PyTorch's own error.* Where several operations below float64 follow one another, both devices are off by more than one
-operation's error. ``assert_no_worse`` then asks that npu is not much further from a float64 reference
-than the CPU is.
+operation's error. ``assert_no_worse`` then asks that npu is no further from a float64 reference than
+the CPU is, but for the last rounding.
 
 Integers and bools are exact, always.
 """
@@ -70,15 +70,14 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, *, terms: int = 1
     torch.testing.assert_close(actual.cpu(), expected.cpu(), **options)
 
 
-def assert_no_worse(actual: torch.Tensor, expected: torch.Tensor, reference: torch.Tensor) -> None:
-    """The largest error of ``actual`` against the float64 ``reference`` is at most half more than that of ``expected``.
+def assert_no_worse(actual: torch.Tensor, expected: torch.Tensor, reference: torch.Tensor, factor: float = 1.0) -> None:
+    """The largest error of ``actual`` against the float64 ``reference`` is at most ``factor`` times ``expected``'s.
 
-    Both are in less than float64, and round independently: of two results that are equally good one has the larger
-    error. One unit in the last place of the largest value is granted, too. What is not finite in ``expected`` must be
-    the same in ``actual``.
+    Both are in less than float64. One unit in the last place of the largest value is granted: the last rounding may go
+    either way. What is not finite in ``expected`` must be the same in ``actual``.
     """
     finite = expected.isfinite()
     torch.testing.assert_close(actual[~finite], expected[~finite], equal_nan=True)
     ours, theirs = ((t.double() - reference)[finite].abs().max().item() for t in (actual, expected))
     unit = torch.finfo(actual.dtype).eps * reference[finite].abs().max().item()
-    assert ours <= 1.5 * theirs + unit, f"largest error against float64 is {ours:.3g}, on the CPU {theirs:.3g}"
+    assert ours <= factor * theirs + unit, f"largest error against float64 is {ours:.3g}, on the CPU {theirs:.3g}"

@@ -121,7 +121,8 @@ def _assert_same_tensor(
         except AssertionError:
             if reference is None or host.dtype not in BELOW_FLOAT64 or host.layout is not torch.strided:
                 raise
-            assert_no_worse(host, expected, reference())
+            # Of long chains, such as gradients of householder_product: two results that are equally good differ.
+            assert_no_worse(host, expected, reference(), factor=1.5)
 
 
 def sharing(outputs: Any, inputs: Any) -> list[list[bool]]:
