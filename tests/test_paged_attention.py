@@ -79,10 +79,27 @@ def test_what_is_no_cache_is_refused():
 def test_new_tokens_go_into_the_cache():
     a = arguments([3])
     key_cache, value_cache = a["key_cache"].npu(), a["value_cache"].npu()
-    key, value = torch.rand(3, KEY_HEADS, SIZE).half(), torch.rand(3, KEY_HEADS, VALUE_SIZE).half()
-    slots = torch.tensor([5, BLOCK_SIZE, BLOCKS * BLOCK_SIZE - 1], dtype=torch.int32)
+    key, value = torch.rand(4, KEY_HEADS, SIZE).half(), torch.rand(4, KEY_HEADS, VALUE_SIZE).half()
+    slots = torch.tensor([5, -1, BLOCK_SIZE, BLOCKS * BLOCK_SIZE - 1], dtype=torch.int32)  # the second is padding
     torch_npu._npu_reshape_and_cache(key.npu(), value.npu(), key_cache, value_cache, slots.npu())
     for cache, before, new in ((key_cache, a["key_cache"], key), (value_cache, a["value_cache"], value)):
         expected = before.clone()
-        expected.flatten(0, 1)[slots.long()] = new
+        expected.flatten(0, 1)[slots[slots >= 0].long()] = new[slots >= 0]
         assert torch.equal(cache.cpu(), expected)
+
+
+def test_new_tokens_go_into_a_packed_cache():
+    """Quantized keys of 64 numbers in units of 32, values of 48 in units of 16."""
+    key, value = torch.randint(-128, 128, (3, 1, 64), dtype=torch.int8), torch.rand(3, 1, 48).bfloat16()
+    caches = [torch.randint(-128, 128, (5, 2, 16, 32), dtype=torch.int8), torch.rand(5, 3, 16, 16).bfloat16()]
+    slots = torch.tensor([5, 16, 79], dtype=torch.int32)
+    there = [torch_npu.npu_format_cast(cache.npu(), torch_npu.Format.FRACTAL_NZ) for cache in caches]
+    torch_npu._npu_reshape_and_cache(key.npu(), value.npu(), *there, slots.npu())
+    for cache, before, new in zip(there, caches, (key, value), strict=True):
+        assert torch_npu.get_npu_format(cache) is torch_npu.Format.FRACTAL_NZ
+        expected = before.clone()
+        for token, slot in enumerate(slots.tolist()):
+            expected[slot // 16, :, slot % 16] = new[token, 0].view(-1, before.shape[-1])
+        assert torch.equal(cache.cpu(), expected)
+    with pytest.raises(ValueError, match="expected caches in one layout"):
+        torch_npu._npu_reshape_and_cache(key.npu(), value.npu(), there[0], value[None].npu(), slots.npu())

@@ -95,12 +95,19 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
 
     Args:
         key, value: [tokens, num_kv_heads, size].
-        key_cache, value_cache: [blocks, block size, num_kv_heads, size], are written.
-        slot_indices: int32 or int64 [tokens]: block number times block size plus place in the block.
+        key_cache, value_cache: [blocks, block size, num_kv_heads, size], are written. Of other shapes, as caches in
+            memory format FRACTAL_NZ have, they are [blocks, num_kv_heads * size / last, block size, last]: last (16; 32
+            for int8) neighbouring elements of a token lie beside each other.
+        slot_indices: int32 or int64 [tokens]: block number times block size plus place in the block; -1 is padding.
     """
-    slots = slot_indices.long()
-    key_cache.flatten(0, 1).index_copy_(0, slots, key)
-    value_cache.flatten(0, 1).index_copy_(0, slots, value)
+    # The format itself is not seen here: what is packed comes as a plain copy, which is packed again afterwards.
+    in_units = [cache.shape[2:] != rows.shape[1:] for rows, cache in ((key, key_cache), (value, value_cache))]
+    if in_units[0] != in_units[1]:
+        shapes = [list(t.shape) for t in (key, value, key_cache, value_cache)]
+        raise ValueError(f"_npu_reshape_and_cache: expected caches in one layout, got {shapes}")
+    torch.ops.npu.npu_scatter_pa_kv_cache(
+        key, value, key_cache, value_cache, slot_indices, cache_mode="PA_NZ" if in_units[0] else "Norm"
+    )
 
 
 _library.impl("_npu_paged_attention", paged_attention, "PrivateUse1")

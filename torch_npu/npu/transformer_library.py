@@ -139,9 +139,9 @@ def reshape_and_cache(key: Tensor, key_cache: Tensor, slot_indices: Tensor) -> N
     Args:
         key: [tokens, heads, size].
         key_cache: [blocks, block size, heads, size], is written.
-        slot_indices: int32 or int64 [tokens]: block number times block size plus place in the block.
+        slot_indices: int32 or int64 [tokens]: block number times block size plus place in the block; -1 is padding.
     """
-    key_cache.flatten(0, 1).index_copy_(0, slot_indices.long(), key)
+    torch.ops.npu.npu_scatter_pa_cache(key, slot_indices, key_cache=key_cache)
 
 
 def matmul_add(x: Tensor, weight: Tensor, c: Tensor) -> None:
