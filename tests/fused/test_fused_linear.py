@@ -217,7 +217,7 @@ def test_overlaps_of_boxes() -> None:
     centres = ((a[:, None, :2] + a[:, None, 2:]) - (b[:, :2] + b[:, 2:])).square().sum(-1) / 4
     diou = common / union - centres / (hull_w**2 + hull_h**2)
     torch.testing.assert_close(
-        torch_npu.npu_diou(a.T.npu(), b.T.npu(), is_cross=True).cpu(), diou, atol=1e-5, rtol=1e-5
+        torch_npu.npu_diou(a.T.npu(), b.T.npu(), is_cross=True).cpu(), diou.T, atol=1e-5, rtol=1e-5
     )
     same = torch_npu.npu_ciou(a.T.npu(), a.T.npu(), is_cross=False)
     torch.testing.assert_close(same.cpu(), torch.ones(1, 5), atol=1e-5, rtol=1e-5)

@@ -102,9 +102,10 @@ struct Corners {
 at::Tensor box_overlap(const at::Tensor& self, const at::Tensor& gtboxes, bool trans, bool is_cross,
                        int64_t mode, BoxPenalty penalty) {
   constexpr double epsilon = 1e-9;
-  Corners a(self, trans);
-  const Corners b(gtboxes, trans);
-  if (is_cross) a.make_columns();
+  Corners a(self, trans), b(gtboxes, trans);
+  // All pairs are [self, gtboxes] for giou, as Ascend's plug-in turns its result, and [gtboxes, self] for the
+  // others.
+  if (is_cross) (penalty == BoxPenalty::giou ? a : b).make_columns();
   const auto width = (at::minimum(a.x2, b.x2) - at::maximum(a.x1, b.x1)).clamp_min(0);
   const auto height = (at::minimum(a.y2, b.y2) - at::maximum(a.y1, b.y1)).clamp_min(0);
   const auto common = width * height;
