@@ -191,3 +191,22 @@ def test_refusals(case):
     call, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@DEVICES
+@DTYPES
+@pytest.mark.parametrize("trans", [False, True])
+def test_angles_of_proportions(device, dtype, trans):
+    a, b = corners(5, dtype).T, corners(3, dtype).T
+    angles = []
+    for boxes in (a, b):
+        x1, y1, x2, y2 = float64(boxes)
+        angles.append(np.arctan(x2 / y2 if trans else (x2 - x1) / (y2 - y1)))
+    given = a.to(device), b.to(device), trans
+    overlap, difference = torch_npu._npu_ciou(*given)
+    assert overlap.dtype == difference.dtype == dtype
+    assert torch.equal(overlap, torch_npu.npu_ciou(*given))
+    assert_close(difference, torch.from_numpy(angles[1][:, None] - angles[0]), terms=4)
+    overlap, difference = torch_npu._npu_ciou(given[0][:, :3], *given[1:], False)
+    assert overlap.shape == difference.shape == (1, 3)
+    assert_close(difference[0], torch.from_numpy(angles[1] - angles[0][:3]), terms=4)

@@ -41,6 +41,21 @@ def test_sinkhorn(device, leading, iterations):
     assert_close(actual_x.grad, x.grad, terms=16)
 
 
+@DEVICES
+@pytest.mark.parametrize("shape", [(5, 4, 4), (2, 3, 6, 6), (1, 8, 8), (0, 4, 4)], ids=str)
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_sinkhorn_keeps_its_steps_for_the_gradient(device, shape, iterations):
+    (x,) = leaves(torch.randn(shape).float())
+    y = torch_npu.npu_mhc_sinkhorn(x, num_iters=iterations)[0]
+    grad = torch.randn(shape)
+    y.backward(grad.double())
+    actual, norm, sums = torch_npu.npu_mhc_sinkhorn(x.detach().float().to(device), num_iters=iterations, out_flag=1)
+    assert_close(actual, y.detach(), terms=shape[-1])
+    assert norm.shape == (2 * iterations * 8 * grad.numel() // shape[-1],)
+    assert sums.numel() * shape[-1] == norm.numel()
+    assert_close(torch_npu.npu_mhc_sinkhorn_backward(grad.to(device), norm, sums), x.grad, terms=16 * iterations)
+
+
 def post(x: Tensor, h_res: Tensor | None, h_out: Tensor, h_post: Tensor) -> Tensor:
     mixed = x if h_res is None else torch.einsum("...ij,...id->...jd", h_res, x)
     return mixed + torch.einsum("...n,...d->...nd", h_post, h_out)
@@ -125,7 +140,9 @@ def test_pre(device, leading, gains, mixes):
 X = torch.zeros(2, 4, 8)
 REFUSED = {
     "sinkhorn": (lambda: torch_npu.npu_mhc_sinkhorn(X), "square matrices"),
-    "steps": (lambda: torch_npu.npu_mhc_sinkhorn(X[..., :4], out_flag=1), "out_flag 0"),
+    "flag": (lambda: torch_npu.npu_mhc_sinkhorn(X[..., :4], out_flag=2), "out_flag 0, or 1"),
+    "too many rows": (lambda: torch_npu.npu_mhc_sinkhorn(torch.ones(1, 9, 9), out_flag=1), "at most 8 rows"),
+    "steps": (lambda: torch_npu.npu_mhc_sinkhorn_backward(X[..., :4], X, X), "results of npu_mhc_sinkhorn"),
     "post": (lambda: torch_npu.npu_mhc_post(X, None, X, X[..., 0]), r"h_out \[..., D\]"),
     "rank": (lambda: torch_npu.npu_mhc_post(X[0], None, X[0], X[0]), r"x \[T, n, D\]"),
     "phi": (lambda: torch_npu.npu_mhc_pre(X, X[0], X[0, 0, :3], X[0, 0]), r"phi \[n² \+ 2n"),

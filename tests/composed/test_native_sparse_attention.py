@@ -170,45 +170,6 @@ def test_blocks_of_a_mask(device, dtype, layout):
         assert_close(leaf.grad, reference, terms=64, atol=torch.finfo(dtype).eps * 32)
 
 
-@DEVICES
-@DTYPES
-@pytest.mark.parametrize("layout", ["BSND", "BSH", "TND"])
-@pytest.mark.parametrize("flat", [False, True])
-def test_blocks_of_pages(device, dtype, layout, flat):
-    lengths, page, block, count = [5, 11, 2], 4, 3, 2
-    table = torch.tensor([[6, 0, -1], [2, 1, 5], [3, -1, -1]]).int()
-    indices = torch.tensor([[[1, 0], [0, -1]], [[3, 1], [2, 0]], [[0, -1], [0, -1]]]).int()
-    q, k, v = (torch.randn(s).to(dtype) for s in ((3, N, D), (7, page, N2, D), (7, page, N2, D2)))
-    shape = {"BSND": (3, 1, N, -1), "BSH": (3, 1, -1), "TND": (3, N, -1)}[layout]
-    pages = [(t.flatten(2) if flat else t).to(device) for t in (k, v)]
-    out = torch_npu.npu_nsa_select_attention_infer(
-        q.view(shape).to(device), *pages, indices.to(device), SCALE, N, N2, block, count, page, layout=layout,
-        block_table=table.to(device), actual_seq_qlen=[1, 2, 3], actual_seq_kvlen=lengths,
-    )  # fmt: skip
-    assert out.dtype == dtype
-    expected = torch.zeros(3, N, D2, dtype=torch.float64)
-    for b, length in enumerate(lengths):
-        keys, values = (t.double()[table[b].long().clamp_min(0)].flatten(0, 1) for t in (k, v))
-        for head in range(N):
-            group = head // (N // N2)
-            places = [block * int(i) + j for i in indices[b, group] if i >= 0 for j in range(block)]
-            seen = [place for place in places if place < length]
-            expected[b, head] = attention(q[b, head].double(), keys[:, group], values[:, group], seen)[0]
-    assert_close(out, expected.view(shape), terms=16)
-
-
-def test_refusals_of_pages():
-    q, k = torch.zeros(3, 2, N, D), torch.zeros(7, 4, N2, D)
-    given = (torch.zeros(3, N2, 2).int(), SCALE, N, N2, 3, 2, 4)
-    options = {"block_table": torch.zeros(3, 2).int(), "actual_seq_kvlen": [5, 5, 5]}
-    with pytest.raises(ValueError, match="one query a sequence"):
-        torch_npu.npu_nsa_select_attention_infer(q, k, k, *given, **options)
-    with pytest.raises(NotImplementedError, match="atten_mask"):
-        torch_npu.npu_nsa_select_attention_infer(q[:, :1], k, k, *given, **options, atten_mask=q)
-    with pytest.raises(ValueError, match="block_table"):
-        torch_npu.npu_nsa_select_attention_infer(q[:, :1], k, k, *given)
-
-
 Q, K = torch.zeros(4, N, D), torch.zeros(6, N2, D)
 INDICES, MASK = torch.zeros(4, N2, 2).int(), torch.ones(1, N, 2, 2).to(torch.int8)
 REFUSED = {

@@ -42,6 +42,7 @@ from torch_npu.composed import (  # noqa: F401
     normalization,
     normed_quantization,
     optimizers,
+    paged_sparse_attention,
     quantization,
     quantized_caches,
     random,

@@ -235,3 +235,31 @@ def grid_assign_positive(
 def ptiou(bboxes: Tensor, gtboxes: Tensor, mode: int = 0) -> Tensor:
     """npu_iou under another name."""
     return torch.ops.npu.npu_iou(bboxes, gtboxes, mode)
+
+
+def _proportion(boxes: Tensor, by_centre: bool) -> Tensor:
+    """Angle whose tangent is width over height, of boxes [4, N]."""
+    width, height = (boxes[2], boxes[3]) if by_centre else (boxes[2] - boxes[0], boxes[3] - boxes[1])
+    return (width / (height + 1e-9)).atan()
+
+
+@composed(
+    "_npu_ciou(Tensor self, Tensor gtboxes, bool trans=False, bool is_cross=True, int mode=0, "
+    "bool atan_sub_flag=False) -> (Tensor, Tensor)"
+)
+def ciou_and_angles(
+    self: Tensor,
+    gtboxes: Tensor,
+    trans: bool = False,
+    is_cross: bool = True,
+    mode: int = 0,
+    atan_sub_flag: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """npu_ciou, and by how much the angles atan(width / height) of gtboxes and self differ, in the same shape.
+
+    Ascend's gradient reads the angles where atan_sub_flag says so; here they are there always, and it reads none.
+    """
+    overlap = torch.ops.npu.npu_ciou(self, gtboxes, trans, is_cross, mode)
+    angles, own = _proportion(wide(gtboxes), trans), _proportion(wide(self), trans)
+    difference = angles.unsqueeze(1) - own if is_cross else (angles - own).unsqueeze(0)
+    return overlap, difference.to(overlap.dtype)

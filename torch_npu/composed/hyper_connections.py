@@ -6,6 +6,7 @@ Streams are [..., n, D]. Computed in float32.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torch_npu.composed.registry import composed, refuse
@@ -16,6 +17,28 @@ def _check_streams(operator: str, x: Tensor) -> None:
         refuse(operator, "x [T, n, D] or [B, S, n, D]", list(x.shape))
 
 
+_PADDED = 8  # rows of kept matrices and sums are this long, as the units of the hardware keep them
+
+
+def _sinkhorn_steps(x: Tensor, eps: float, num_iters: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Softmax of the rows, then the matrices after each division; ones, then what was divided by, [..., n]."""
+    share = x.float().softmax(-1)
+    matrices, sums, y = [share], [torch.ones_like(share[..., 0])], share + eps
+    for step in range(2 * num_iters - 1):
+        dim = -1 if step % 2 else -2
+        total = y.sum(dim, keepdim=True) + eps
+        y = y / total
+        matrices.append(y)
+        sums.append(total.squeeze(dim))
+    return matrices, sums
+
+
+def _kept(steps: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """All numbers of the steps in one dimension, rows filled up with zeros."""
+    rows = torch.stack(steps)
+    return F.pad(rows, (0, _PADDED - rows.shape[-1])).flatten().to(dtype)
+
+
 @composed(
     "npu_mhc_sinkhorn(Tensor x, *, float eps=1e-6, SymInt num_iters=20, int out_flag=0) -> (Tensor, Tensor, Tensor)"
 )
@@ -24,21 +47,39 @@ def mhc_sinkhorn(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Matrices [..., n, n] made doubly stochastic: softmax, divided by sums of columns and of rows in turn.
 
-    num_iters: how often by those of columns. The second and third result are None: Ascend's keep steps for its gradient
-    (out_flag 1), of which autograd takes care here.
+    num_iters: how often by those of columns. With out_flag 1 the second and third result are the matrices and the sums
+    of all steps, for npu_mhc_sinkhorn_backward: [2 * num_iters * T * n * 8] and [2 * num_iters * T * 8], step by step,
+    rows filled up to 8 (Ascend's have the order of the hardware's units); else None. Autograd needs neither.
     """
     name = "npu_mhc_sinkhorn"
     _check_streams(name, x)
     if x.shape[-1] != x.shape[-2] or not 1 <= num_iters <= 100:
         refuse(name, "square matrices and num_iters from 1 to 100", [list(x.shape), num_iters])
-    if out_flag:
-        refuse(name, "out_flag 0, as the gradient needs no other results here", out_flag)
-    y = x.float().softmax(-1) + eps
-    y = y / (y.sum(-2, keepdim=True) + eps)
-    for _ in range(num_iters - 1):
-        y = y / (y.sum(-1, keepdim=True) + eps)
-        y = y / (y.sum(-2, keepdim=True) + eps)
-    return y.to(x.dtype), None, None
+    if out_flag not in (0, 1) or (out_flag and x.shape[-1] > _PADDED):
+        refuse(name, f"out_flag 0, or 1 with matrices of at most {_PADDED} rows", [out_flag, list(x.shape)])
+    matrices, sums = _sinkhorn_steps(x, eps, num_iters)
+    y = matrices[-1].to(x.dtype)
+    return (y, _kept(matrices, x.dtype), _kept(sums, x.dtype)) if out_flag else (y, None, None)
+
+
+@composed("npu_mhc_sinkhorn_backward(Tensor grad_y, Tensor norm, Tensor sum) -> Tensor")
+def mhc_sinkhorn_backward(grad_y: Tensor, norm: Tensor, sum: Tensor) -> Tensor:
+    """Gradient of npu_mhc_sinkhorn by x, from its second and third result."""
+    name = "npu_mhc_sinkhorn_backward"
+    _check_streams(name, grad_y)
+    n, rows = grad_y.shape[-1], grad_y.shape[:-1].numel()
+    if rows == 0:
+        return torch.zeros_like(grad_y)
+    steps = norm.numel() // (rows * _PADDED)
+    if steps % 2 or not steps or n > _PADDED or (norm.numel(), sum.numel() * n) != (steps * rows * _PADDED,) * 2:
+        refuse(name, "the results of npu_mhc_sinkhorn with out_flag 1", [list(t.shape) for t in (grad_y, norm, sum)])
+    matrices = norm.float().view(steps, *grad_y.shape[:-1], _PADDED)[..., :n]
+    sums = sum.float().view(steps, *grad_y.shape[:-2], _PADDED)[..., :n]
+    grad = grad_y.float()
+    for step in range(steps - 1, 0, -1):
+        dim = -2 if step % 2 else -1
+        grad = (grad - (grad * matrices[step]).sum(dim, keepdim=True)) / sums[step].unsqueeze(dim)
+    return (matrices[0] * (grad - (grad * matrices[0]).sum(-1, keepdim=True))).to(grad_y.dtype)
 
 
 def _check_post(operator: str, x: Tensor, h_res: Tensor | None, h_out: Tensor, h_post: Tensor) -> None:

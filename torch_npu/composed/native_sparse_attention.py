@@ -34,7 +34,7 @@ def _sequences(operator: str, *ends: list[int] | None) -> Iterator[tuple[slice, 
     return zip(*([slice(a, b) for a, b in pairwise([0, *e])] for e in given), strict=True)
 
 
-def _softmax(scores: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def shares_of(scores: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Shares of the scores, each of which counts ``times``; maxima and sums. Zeros where nothing counts."""
     largest = scores.masked_fill(times == 0, -torch.inf).amax(-1, keepdim=True)
     base = largest.masked_fill(largest == -torch.inf, 0)
@@ -55,7 +55,7 @@ def _statistics(parts: list[Tensor]) -> Tensor:
     return torch.cat(rows).unsqueeze(-1).expand(-1, -1, 8).contiguous()
 
 
-def _importance(blocks: int, keys: int, per_block: int, per_key: int, device: torch.device) -> Tensor:
+def importance_of(blocks: int, keys: int, per_block: int, per_key: int, device: torch.device) -> Tensor:
     """How often each compressed key counts for each block of keys, [keys, blocks]."""
     counts = torch.zeros(keys, blocks)
     for block in range(blocks):
@@ -112,9 +112,9 @@ def nsa_compress_attention(
         times = torch.ones(queries, length, device=query.device)
         if atten_mask is not None:
             times = 1 - atten_mask[:queries, :length].bool().float()
-        shares, largest, total = _softmax(scores, times)
+        shares, largest, total = shares_of(scores, times)
         outs.append(torch.einsum("ngst,tnd->sngd", shares, value[keys].float()).flatten(1, 2))
-        weight = shares.sum(1) @ _importance(count, length, per_block, per_key, query.device)
+        weight = shares.sum(1) @ importance_of(count, length, per_block, per_key, query.device)
         if topk_mask is not None:
             weight = weight.masked_fill(topk_mask[:queries, :count].bool(), torch.inf)
         order = weight.sort(dim=-1, descending=True, stable=True)[1]
@@ -124,7 +124,7 @@ def nsa_compress_attention(
     return torch.cat(outs).to(query.dtype), torch.cat(chosen), _statistics(maxima), _statistics(sums)
 
 
-def _times(indices: Tensor, block: int, keys: int, causal: bool) -> Tensor:
+def times_chosen(indices: Tensor, block: int, keys: int, causal: bool) -> Tensor:
     """How often each key of a sequence is chosen, [N2, queries, keys], by blocks [queries, N2, count]."""
     index = indices.long().transpose(0, 1)
     blocks = -(-keys // block)
@@ -176,8 +176,8 @@ def nsa_select_attention(
     causal = _causal(name, atten_mask)
     outs, maxima, sums = [], [], []
     for rows, keys in _sequences(name, actual_seq_qlen, actual_seq_kvlen):
-        times = _times(topk_indices[rows], select_block_size, keys.stop - keys.start, causal)
-        shares, largest, total = _softmax(_scores(query[rows], key[keys], scale_value), times)
+        times = times_chosen(topk_indices[rows], select_block_size, keys.stop - keys.start, causal)
+        shares, largest, total = shares_of(_scores(query[rows], key[keys], scale_value), times)
         outs.append(torch.einsum("ngst,tnd->sngd", shares, value[keys].float()).flatten(1, 2))
         maxima.append(largest)
         sums.append(total)
@@ -214,7 +214,7 @@ def nsa_select_attention_grad(
     groups = (key.shape[1], -1)
     results: list[list[Tensor]] = [[], [], []]
     for rows, keys in _sequences(name, actual_seq_qlen, actual_seq_kvlen):
-        times = _times(topk_indices[rows], select_block_size, keys.stop - keys.start, causal)
+        times = times_chosen(topk_indices[rows], select_block_size, keys.stop - keys.start, causal)
         q, dout, out = (t[rows].float().unflatten(1, groups) for t in (query, grad, attention_out))
         k, v = key[keys].float(), value[keys].float()
         largest, total = (
@@ -230,59 +230,3 @@ def nsa_select_attention_grad(
         results[2].append(torch.einsum("ngst,sngd->tnd", shares, dout))
     dq, dk, dv = (torch.cat(parts).to(t.dtype) for parts, t in zip(results, (query, key, value), strict=True))
     return dq, dk, dv
-
-
-@composed(
-    "npu_nsa_select_attention_infer(Tensor query, Tensor key, Tensor value, Tensor topk_indices, float scale_value, "
-    "int head_num, int key_value_head_num, int select_block_size, int select_block_count, int page_block_size, *, "
-    "str layout='BSND', Tensor? atten_mask=None, Tensor? block_table=None, int[]? actual_seq_qlen=None, "
-    "int[]? actual_seq_kvlen=None) -> Tensor"
-)
-def nsa_select_attention_infer(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    topk_indices: Tensor,
-    scale_value: float,
-    head_num: int,
-    key_value_head_num: int,
-    select_block_size: int,
-    select_block_count: int,
-    page_block_size: int,
-    *,
-    layout: str = "BSND",
-    atten_mask: Tensor | None = None,
-    block_table: Tensor | None = None,
-    actual_seq_qlen: list[int] | None = None,
-    actual_seq_kvlen: list[int] | None = None,
-) -> Tensor:
-    """npu_nsa_select_attention of one query a sequence to keys in pages: [B, 1, N, D], [B, 1, N * D] or [B, N, D].
-
-    These are layouts BSND, BSH and TND. Pages are [pages, page_block_size, N2 * D] or [pages, page_block_size, N2, D],
-    block_table [B, count] has each sequence's, actual_seq_kvlen their lengths, topk_indices [B, N2,
-    select_block_count] the blocks. Several queries a sequence are not supported, nor is atten_mask.
-    """
-    name = "npu_nsa_select_attention_infer"
-    batch, pages = query.shape[0], (page_block_size, key_value_head_num, -1)
-    width = query.shape[-1] // (head_num if layout == "BSH" else 1)
-    shape = {"BSND": (batch, 1, head_num, width), "BSH": (batch, 1, head_num * width), "TND": (batch, head_num, width)}
-    if shape.get(layout) != query.shape or head_num % key_value_head_num:
-        refuse(name, "one query a sequence, in layout BSND, BSH or TND", [layout, list(query.shape)])
-    if atten_mask is not None:
-        raise NotImplementedError(f"{name}: atten_mask is not supported; leave it out")
-    lengths = list(actual_seq_kvlen or [])
-    if block_table is None or len(lengths) != batch or block_table.shape[0] != batch:
-        refuse(name, "block_table [B, count] and actual_seq_kvlen [B]", [block_table is not None, len(lengths)])
-    if list(actual_seq_qlen or []) not in ([], [1] * batch, list(range(1, batch + 1))):
-        refuse(name, "one query a sequence", actual_seq_qlen)
-    if topk_indices.shape != (batch, key_value_head_num, select_block_count):
-        refuse(name, f"topk_indices {[batch, key_value_head_num, select_block_count]}", list(topk_indices.shape))
-    table = block_table.long().clamp_min(0)
-    keys, values = (t.reshape(t.shape[0], *pages)[table].flatten(1, 2).float() for t in (key, value))
-    times = _times(topk_indices, select_block_size, keys.shape[1], causal=False).permute(2, 0, 1, 3)
-    real = torch.arange(keys.shape[1], device=query.device) < torch.tensor(lengths, device=query.device).unsqueeze(1)
-    groups = query.float().reshape(batch, key_value_head_num, -1, width)
-    scores = torch.einsum("bngd,btnd->bngt", groups, keys) * scale_value
-    shares, _, _ = _softmax(scores, times * real[:, None, None])
-    out = torch.einsum("bngt,btnd->bngd", shares, values).to(query.dtype)
-    return out.reshape(*shape[layout][:-1], -1)
