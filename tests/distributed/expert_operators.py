@@ -9,6 +9,9 @@ from operators import H, arguments_like, check, named, same_shapes, small
 from program import CASES, case, main, of, raises
 from tolerance import assert_close
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torch_npu
 
 K = 2
 
@@ -164,6 +167,87 @@ def recorded_experts_replay_with_other_choices(rank: int, n: int) -> None:
         owners = other // here + 1
         expected = x.cpu().double() * (weights.cpu() * owners).double().sum(1, keepdim=True)
         check(y, expected, torch.bfloat16, terms=K)
+
+
+def codes(seed: int, limit: int, *sizes: int) -> Tensor:
+    return torch.randint(0, limit, sizes, generator=torch.Generator().manual_seed(seed)).byte()
+
+
+FLOAT4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+KINDS = ("hifloat8", "float8_e4m3fn", "float4_e2m1fn_x2")
+
+
+def quantized(kind: str, seed: int, *sizes: int, along: int = -1) -> tuple[Tensor, Tensor, Tensor]:
+    """A tensor as operators take it, its scale or powers of two, and what they stand for."""
+    c = codes(seed, 16, *sizes)
+    if kind == "hifloat8":  # codes 8 to 23 are 1 to 1.875 and 2 to 3.75
+        return c + 8, torch.tensor([0.5]), 0.5 * 2.0 ** (c.double() // 8) * (1 + c.double() % 8 / 8)
+    stored = (c.float() - 8).to(torch.float8_e4m3fn) if kind == "float8_e4m3fn" else c[..., ::2] | c[..., 1::2] << 4
+    numbers = stored.double() if kind == "float8_e4m3fn" else FLOAT4[c.long()]
+    blocks = -(-sizes[along] // 64)
+    powers = codes(seed + 1, 5, *sizes[:along], blocks, *(sizes[along:][1:]), 2) + 125
+    wide = 2.0 ** (powers.double() - 127)
+    flat = wide.flatten(-2) if along == -1 else wide.transpose(-1, -2).flatten(-3, -2)
+    return stored, powers, numbers * flat.repeat_interleave(32, along).narrow(along, 0, sizes[along])
+
+
+@case
+def quantized_products_of_exchanged_rows(rank: int, n: int) -> None:
+    name, experts, k, ops = named(rank), 2, 70, torch.ops.npu
+    counts = torch.randint(0, 4, (n, n * experts), generator=torch.Generator().manual_seed(5))
+    counts[:, 1] = 0
+    mine = slice(experts * rank, experts * (rank + 1))
+    sent, received = counts[rank].tolist(), counts[:, mine].flatten().tolist()
+
+    def sorted_here(of_ranks: list[Tensor]) -> list[Tensor]:
+        """The rows of each of this rank's experts."""
+        parts = [t.split(counts[i].tolist()) for i, t in enumerate(of_ranks)]
+        return [torch.cat([parts[i][j] for i in range(n)]) for j in range(n * experts)[mine]]
+
+    for kind in KINDS:
+        options: dict[str, object] = {}
+        for part in ("gmm_x", "gmm_weight", "mm_x", "mm_weight"):
+            options |= {f"{part}_quant_mode": 1 if kind == "hifloat8" else 6, f"{part}_dtype": getattr(torch_npu, kind)}
+        x = [quantized(kind, 2 * i, int(counts[i].sum()), k) for i in range(n)]
+        weights = [quantized(kind, 40 + 2 * i, experts, k, 4, along=-2) for i in range(n)]
+        left, right = quantized(kind, 80, 3, k), quantized(kind, 82, k, 4, along=-2)
+        operands = [t.npu() for t in (x[rank][0], weights[rank][0], x[rank][1], weights[rank][1])]
+        shared = {
+            "mm_x": left[0].npu(), "mm_weight": right[0].npu(), "mm_x_scale": left[1].npu(),
+            "mm_weight_scale": right[1].npu(), "mm_y_dtype": torch.float32,
+        }  # fmt: skip
+        counted = (name, n, sent, received, torch.float16)
+        results = ops.npu_alltoallv_quant_gmm(*operands, *counted, permute_out_flag=True, **options, **shared)
+        rows = sorted_here([t[2] for t in x])
+        check(results[0], torch.cat([t @ w for t, w in zip(rows, weights[rank][2], strict=True)]), torch.float16)
+        check(results[1], left[2] @ right[2], torch.float32)
+        permuted = torch.cat(sorted_here([t[0].view(torch.uint8) for t in x]))
+        assert torch.equal(results[2].view(torch.uint8).cpu(), permuted)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            made = ops.npu_alltoallv_quant_gmm(
+                *arguments_like(operands), *counted, permute_out_flag=True, **options, **shared
+            )
+        assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in results]
+        scale = x[0][1] if kind == "hifloat8" else torch.cat(sorted_here([t[1] for t in x]))
+        back, none = ops.npu_quant_gmm_alltoallv(
+            results[2], operands[1], scale.npu(), operands[3], name, n, received, sent, torch.float32, **options
+        )
+        assert none is None
+        owners = torch.arange(n * experts).repeat_interleave(counts[rank])
+        every = torch.cat([w[2] for w in weights])
+        check(back, torch.einsum("tk,tkn->tn", x[rank][2], every[owners]), torch.float32)
+        turned = operands[1].transpose(1, 2).contiguous().transpose(1, 2)
+        if kind != "float4_e2m1fn_x2":  # where what lies beside each other says what is packed
+            again = ops.npu_alltoallv_quant_gmm(operands[0], turned, *operands[2:], *counted, **options)
+            assert torch.equal(again[0], results[0])
+    call = ops.npu_alltoallv_quant_gmm
+    raises(NotImplementedError, "gmm_weight must be hifloat8", lambda: call(*operands, *counted))
+    raises(ValueError, "gmm_weight_scale", lambda: call(*operands[:3], operands[2], *counted, **options))
+    raises(ValueError, "together", lambda: call(*operands, *counted, **options, mm_x=left[0].npu()))
+    raises(
+        NotImplementedError, "comm_quant_mode=1",
+        lambda: ops.npu_quant_gmm_alltoallv(*operands, *counted, **options, comm_quant_mode=1),
+    )  # fmt: skip
 
 
 @case

@@ -17,6 +17,7 @@ from torch_npu.composed import (  # noqa: F401
     collective_experts,
     collective_products,
     collective_quantized,
+    collective_quantized_experts,
     compressed_keys,
     convolution,
     decoding,

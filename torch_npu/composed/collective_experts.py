@@ -13,6 +13,8 @@ from torch import Tensor
 from torch_npu.composed import groups
 from torch_npu.composed.registry import composed, refuse, refuse_options
 
+__all__ = ["by_expert", "check_counts", "of_ranks"]
+
 _COUNTS = "int ep_world_size, int[] send_counts, int[] recv_counts"
 _SHARED = (
     "*, Tensor? send_counts_tensor=None, Tensor? recv_counts_tensor=None, Tensor? mm_x=None, "
@@ -20,7 +22,7 @@ _SHARED = (
 )
 
 
-def _check(
+def check_counts(
     operator: str, x: Tensor, weight: Tensor, ranks: int, sent: list[int], received: list[int], rows: int
 ) -> None:
     count = weight.shape[0] * ranks
@@ -32,11 +34,11 @@ def _check(
         refuse(operator, f"counts whose sum is gmm_x's rows, {x.shape[0]}", rows)
 
 
-def _of_ranks(counts: list[int], experts: int) -> list[int]:
+def of_ranks(counts: list[int], experts: int) -> list[int]:
     return [sum(counts[i : i + experts]) for i in range(0, len(counts), experts)]
 
 
-def _by_expert(counts: list[int], experts: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def by_expert(counts: list[int], experts: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where the rows, which come rank by rank, are when they are sorted by experts; and how many each expert has."""
     table = torch.tensor(counts, dtype=torch.int64).view(-1, experts)
     expert = torch.arange(experts).repeat(table.shape[0]).repeat_interleave(table.flatten())
@@ -117,11 +119,11 @@ def alltoallv_gmm(
     name = "npu_alltoallv_gmm"
     refuse_options(name, options)
     weight = gmm_weight.transpose(1, 2) if trans_gmm_weight else gmm_weight
-    _check(name, gmm_x, weight, ep_world_size, send_counts, recv_counts, sum(send_counts))
+    check_counts(name, gmm_x, weight, ep_world_size, send_counts, recv_counts, sum(send_counts))
     group = groups.group_named(name, hcom, ep_world_size)
     experts = weight.shape[0]
-    rows = groups.exchange(gmm_x, _of_ranks(recv_counts, experts), _of_ranks(send_counts, experts), group)
-    order, lengths = _by_expert(recv_counts, experts, rows.device)
+    rows = groups.exchange(gmm_x, of_ranks(recv_counts, experts), of_ranks(send_counts, experts), group)
+    order, lengths = by_expert(recv_counts, experts, rows.device)
     rows = rows[order]
     shared = _shared(name, mm_x, mm_weight, trans_mm_weight)
     return _grouped(rows, weight, lengths), shared, rows if permute_out_flag else None
@@ -167,11 +169,11 @@ def gmm_alltoallv(
     name = "npu_gmm_alltoallv"
     refuse_options(name, options)
     weight = gmm_weight.transpose(1, 2) if trans_gmm_weight else gmm_weight
-    _check(name, gmm_x, weight, ep_world_size, send_counts, recv_counts, sum(send_counts))
+    check_counts(name, gmm_x, weight, ep_world_size, send_counts, recv_counts, sum(send_counts))
     group = groups.group_named(name, hcom, ep_world_size)
     experts = weight.shape[0]
-    order, lengths = _by_expert(send_counts, experts, gmm_x.device)
+    order, lengths = by_expert(send_counts, experts, gmm_x.device)
     product = _grouped(gmm_x, weight, lengths)
     by_rank = torch.empty_like(product).index_copy(0, order, product)
-    rows = groups.exchange(by_rank, _of_ranks(recv_counts, experts), _of_ranks(send_counts, experts), group)
+    rows = groups.exchange(by_rank, of_ranks(recv_counts, experts), of_ranks(send_counts, experts), group)
     return rows, _shared(name, mm_x, mm_weight, trans_mm_weight)

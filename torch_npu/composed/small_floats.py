@@ -1,0 +1,62 @@
+"""Floats that PyTorch has no dtype for, held in bytes: Ascend's hifloat8, and float4_e2m1, of which a byte has two."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["float4_values", "hifloat8", "hifloat8_values"]
+
+_NAN, _INFINITY = 0x80, 0x6F
+
+
+def _hifloat8_value(code: int) -> float:
+    """The number of a positive code: after the sign a prefix says how many bits the exponent has.
+
+    Prefixes 11, 10, 01 and 001 leave 4, 3, 2 and 1 bits to the exponent: its sign, and its magnitude less the leading
+    one; 0001 means exponent 0, and 0000 powers of two below the others. What is left is the mantissa.
+    """
+    if code < 8:
+        return 2.0 ** (code - 23) if code else 0.0
+    if code < 16:
+        return 1 + (code & 7) / 8
+    width = 1 if code < 32 else (code >> 5) + 1
+    mantissa = 3 if code < 32 else 5 - width
+    magnitude = (1 << (width - 1)) | ((code >> mantissa) & ((1 << (width - 1)) - 1))
+    exponent = -magnitude if code >> (mantissa + width - 1) & 1 else magnitude
+    return 2.0**exponent * (1 + (code & ((1 << mantissa) - 1)) / (1 << mantissa))
+
+
+_POSITIVE = [_hifloat8_value(code) if code != _INFINITY else float("inf") for code in range(128)]
+_VALUES = torch.tensor(_POSITIVE + [-value for value in _POSITIVE])
+_VALUES[_NAN] = float("nan")
+# Codes by rising value, and from where on each is the nearest: halfway between two is the larger one.
+_ORDER = torch.tensor(_POSITIVE, dtype=torch.float64).argsort()
+_SORTED = torch.tensor(_POSITIVE, dtype=torch.float64)[_ORDER]
+_SORTED[-1] = 1.5 * 2.0**15  # infinity takes the place of the next number
+_FROM = ((_SORTED[1:] + _SORTED[:-1]) / 2).float()
+
+
+def hifloat8_values(codes: Tensor) -> Tensor:
+    """float32 numbers of hifloat8 in int8 or uint8."""
+    return _VALUES.to(codes.device)[codes.view(torch.uint8).long()]
+
+
+def hifloat8(x: Tensor) -> Tensor:
+    """``x`` in hifloat8, as uint8: to the nearest, ties away from zero, infinity from 40960 on."""
+    wide = x.float()
+    place = torch.bucketize(wide.abs(), _FROM.to(x.device), right=True)
+    codes = _ORDER.to(x.device, torch.uint8)[place]
+    signed = torch.where((wide < 0) & (codes > 0), codes + 128, codes)
+    return signed.masked_fill(wide.isnan(), _NAN)
+
+
+_FLOAT4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+_FLOAT4 = torch.cat([_FLOAT4, -_FLOAT4])
+
+
+def float4_values(pairs: Tensor, dim: int = -1) -> Tensor:
+    """float32 numbers of float4_e2m1 pairs in uint8 along ``dim``, twice as many there; the low bits come first."""
+    codes = torch.stack((pairs & 0xF, pairs >> 4), -1).long()
+    numbers = _FLOAT4.to(pairs.device)[codes]
+    return numbers.movedim(dim if dim >= 0 else dim - 1, -2).flatten(-2).movedim(-1, dim)
