@@ -45,6 +45,7 @@ from torch_npu.composed import (  # noqa: F401
     optimizers,
     paged_sparse_attention,
     quantization,
+    quantized_attention,
     quantized_caches,
     random,
     recurrent,
