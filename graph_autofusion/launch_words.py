@@ -1,17 +1,22 @@
 """The arguments of a kernel's launch: 64-bit words in an order that program and launcher agree on.
 
 Addresses of the parameters, sizes of the axes, then for each parameter its strides that are ``Stride.ANY`` (in
-elements), the bounds of its window and, if it is gathered, the stride of the index; last the scalars, floats as the
-bits of a float64.
+elements), the bounds of its window and, if it is gathered, the stride of the index; then the scalars, floats as the
+bits of a float64; last the address of the turns, which are the process's.
 """
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graph_autofusion.program import Number, Stride, TileProgram
+
+TURNS = 64
+"""Blocks that remember apart in which direction they last went."""
+_turns = (ctypes.c_uint8 * TURNS)()
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class WordLayout:
             self.windows.append((self._take(), self._take()) if parameter.window is not None else None)
             self.index_strides.append(self._take() if parameter.gathered else None)
         self.scalars = [self._take() for _ in program.scalars]
+        self.turns = self._take()
         self.count = self._next
 
     def _take(self) -> int:
@@ -68,4 +74,5 @@ class WordLayout:
                 words[index_stride] = binding.index_stride
         for word, value, dtype in zip(self.scalars, scalars, self.program.scalars, strict=True):
             words[word] = struct.unpack("q", struct.pack("d", value))[0] if dtype.is_float else int(value)
+        words[self.turns] = ctypes.addressof(_turns)
         return words

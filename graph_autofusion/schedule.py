@@ -20,6 +20,9 @@ LANES = 16
 KEEP_COST = 8
 """From this many additions on a value is kept rather than computed again: what storing and loading a row costs."""
 
+HEAVY = 12
+"""Additions from which on a pass computes longer than it waits for memory: what an exponential is."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -56,6 +59,7 @@ class Schedule:
     lanes_reduced: bool  # lanes lie along a reduced axis
     accumulators: int  # independent partial results of each reduction, to hide the latency of its instruction
     row_axis: int | None = None  # the axis along which 16 rows at a time are folded; their results lie in the lanes
+    dearest: int | None = None  # the phase that computes so much that memory waits for it; None if there is none
 
     def loop_axes(self) -> list[int]:
         """Reduced axes that need a loop of their own, outermost first."""
@@ -94,7 +98,7 @@ def schedule(program: TileProgram) -> Schedule:
     lanes_reduced = program.vector in program.reduced
     accumulators = 2 if _is_heavy(program, phases) else 4
     row_axis = _row_axis(program, phases) if lanes_reduced else None
-    return Schedule(program, phases, tuple(kept), lanes_reduced, accumulators, row_axis)
+    return Schedule(program, phases, tuple(kept), lanes_reduced, accumulators, row_axis, _dearest(program, phases))
 
 
 def _row_axis(program: TileProgram, phases: tuple[Phase, ...]) -> int | None:
@@ -198,5 +202,15 @@ def _phase(program: TileProgram, stages: list[int], kept: list[int], wanted: lis
     )
 
 
+def _work(program: TileProgram, phase: Phase) -> int:
+    """Of a step of the phase, in additions."""
+    return sum(_instruction_cost(program, i) for i in phase.tiles)
+
+
 def _is_heavy(program: TileProgram, phases: tuple[Phase, ...]) -> bool:
-    return any(p.reductions and sum(_instruction_cost(program, i) for i in p.tiles) > 12 for p in phases)
+    return any(p.reductions and _work(program, p) > HEAVY for p in phases)
+
+
+def _dearest(program: TileProgram, phases: tuple[Phase, ...]) -> int | None:
+    work = [_work(program, p) for p in phases]
+    return work.index(max(work)) if max(work) > HEAVY else None

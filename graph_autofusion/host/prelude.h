@@ -193,6 +193,16 @@ INLINE F f16_value(S16 half) {
 INLINE F round_f16(F x) { return f16_value(f16_bits(x)); }
 
 // ---- memory: `count` lanes of it, the others are 0; a compiler that sees count >= 16 drops the rest
+
+/// The line of the cache that will be read later on: into the first cache, or the second.
+INLINE void ask_for(const void* line, bool first) {
+  if (first) {
+    __builtin_prefetch(line, 0, 3);
+  } else {
+    __builtin_prefetch(line, 0, 2);
+  }
+}
+
 template <class V, class T>
 INLINE V load_raw(const T* p, i64 count) {
   V v = {};

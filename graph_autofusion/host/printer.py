@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graph_autofusion.dtypes import DType
 from graph_autofusion.instructions import INSTRUCTIONS, REDUCTIONS
-from graph_autofusion.launch_words import WordLayout
+from graph_autofusion.launch_words import TURNS, WordLayout
 from graph_autofusion.program import Node, Parameter, Stride
 from graph_autofusion.schedule import LANES, Phase, Schedule
 
@@ -44,6 +44,10 @@ STRIP_ACCUMULATORS = 2
 """Of each of their sums."""
 AHEAD = 1024
 """Bytes that rows are asked for before they are read."""
+LONG_ROW = 256
+"""Elements from which on launches alternate between both directions."""
+SHORT_ROW_BYTES = 1 << 14
+"""Up to which a row and the next one lie in the first cache, beside what is kept of them."""
 _SCRATCH_ON_STACK = 1 << 18
 
 
@@ -112,6 +116,7 @@ class _HostPrinter:
         self._scratch_memory()
         self.put(f"const i64 units = {rows} * chunks;")
         self.put("const i64 begin = units * block / blocks, end = units * (block + 1) / blocks;")
+        self._direction()
         self._first_indices(outer)
         self.open("for (i64 unit = begin; unit < end; ++unit)")
         for axis in outer:
@@ -133,11 +138,26 @@ class _HostPrinter:
         if self.schedule.kept:
             self.put(f"if (scratch_bytes > {_SCRATCH_ON_STACK}) __builtin_free(scratch);")
 
+    def _direction(self) -> None:
+        """Launches go through their units from the first and from the last in turn.
+
+        A kernel so begins with what the one before it left in the second cache: the end of its own input or, behind
+        another kernel, of that one's results. Rows that are read together go forward, as they are asked for ahead, and
+        so do short ones, which the processor reads ahead in that direction only.
+        """
+        if self.columns or self.schedule.row_axis is not None:
+            self.put("constexpr bool back = false;")
+            return
+        turn = f"(unsigned char*)w[{self.words.turns}] + block % {TURNS}"
+        is_long = f"n{self.program.vector} >= {LONG_ROW}"
+        self.put(f"const bool back = {is_long} && __atomic_xor_fetch({turn}, 1, __ATOMIC_RELAXED);")
+
     def _first_indices(self, outer: list[int]) -> None:
         """Chunk and index along each outer axis of the block's first unit. Later ones count on: division is slow."""
-        self.put("i64 chunk_number = begin % chunks;")
+        self.put("const i64 first_unit = back ? end - 1 : begin;")
+        self.put("i64 chunk_number = first_unit % chunks;")
         if outer:
-            self.put("i64 rest = begin / chunks;")
+            self.put("i64 rest = first_unit / chunks;")
         for position, axis in reversed(list(enumerate(outer))):
             self.put(f"i64 at{axis} = rest{f' % n{axis}' if position else ''};")
             if position:
@@ -145,13 +165,19 @@ class _HostPrinter:
 
     def _next_indices(self, outer: list[int]) -> None:
         """Those of the next unit."""
-        self.put("if (++chunk_number < chunks) continue;")
-        self.put("chunk_number = 0;")
-        for axis in reversed(outer[1:]):
-            self.put(f"if (++at{axis} < n{axis}) continue;")
-            self.put(f"at{axis} = 0;")
-        if outer:
-            self.put(f"++at{outer[0]};")
+        *inner, last = [("chunk_number", "chunks"), *((f"at{axis}", f"n{axis}") for axis in reversed(outer))]
+        self.open("if (back)")
+        for index, size in inner:
+            self.put(f"if (--{index} >= 0) continue;")
+            self.put(f"{index} = {size} - 1;")
+        self.put(f"--{last[0]};")
+        self.close("} else {")
+        self.depth += 1
+        for index, size in inner:
+            self.put(f"if (++{index} < {size}) continue;")
+            self.put(f"{index} = 0;")
+        self.put(f"++{last[0]};")
+        self.close()
 
     def _scratch_memory(self) -> None:
         if not self.schedule.kept:
@@ -394,8 +420,7 @@ class _HostPrinter:
             self.put(f"const {self._vector(i)} v{i} = {self._expression(i)};")
         arguments = "const i64 i, const i64 left, const int u" + "".join(f", const i64 i{a}" for a in loops)
         self.open(f"const auto phase{number} = [&]({arguments}) __attribute__((always_inline))")
-        if number + 1 == len(self.schedule.phases):
-            self._prefetch_next_row(phase)
+        self._prefetch_next_row(number, phase)
         self._body(phase, [i for i in phase.tiles if i not in shared])
         self.close("};")
         for axis in loops:
@@ -404,19 +429,32 @@ class _HostPrinter:
         for _ in loops:
             self.close()
 
-    def _prefetch_next_row(self, phase: Phase) -> None:
-        """Of tensors of 16 bits, whose rounding keeps the processor from reading ahead itself; 32 bits lose by it."""
-        if not self.schedule.lanes_reduced or len(self.schedule.phases) == 1 or self.schedule.loop_axes():
+    def _prefetch_next_row(self, number: int, phase: Phase) -> None:
+        """In a pass so dear that the processor does not read ahead itself while it lasts.
+
+        Without one, in the last pass over tensors of 16 bits, whose rounding is as dear; 32 bits lose by it.
+        """
+        schedule = self.schedule
+        if not schedule.lanes_reduced or len(schedule.phases) == 1 or schedule.loop_axes():
             return
-        outer = [a for a in self.schedule.outer_axes() if a != self.schedule.row_axis]
-        for i in phase.tiles if outer else ():
-            if self.program.nodes[i].op != "load":
-                continue
-            number = self.program.nodes[i].attr
-            row, step = self._stride(number, outer[-1]), self._stride(number, self.program.vector)
-            parameter = self.program.parameters[number]
-            if row and step == "1" and parameter.dtype in (DType.F16, DType.BF16) and not parameter.gathered:
-                self.put(f"if (u % 2 == 0) __builtin_prefetch(q{number} + {row} + i, 0, 2);  // two steps are a line")
+        dear, outer = schedule.dearest, [a for a in schedule.outer_axes() if a != schedule.row_axis]
+        if not outer or number != (len(schedule.phases) - 1 if dear is None else dear):
+            return
+        for i in phase.tiles:
+            if self.program.nodes[i].op == "load":
+                self._prefetch_row_of(self.program.nodes[i].attr, outer[-1], dear is not None)
+
+    def _prefetch_row_of(self, number: int, axis: int, dear: bool) -> None:
+        """The next row of a parameter where this step is in its own: short ones into the first cache."""
+        row, step = self._stride(number, axis), self._stride(number, self.program.vector)
+        parameter = self.program.parameters[number]
+        is_half = parameter.dtype in (DType.F16, DType.BF16)
+        if not row or step != "1" or parameter.gathered or not (dear or is_half):
+            return
+        address = f"q{number} + (back ? -{row} : {row}) + i"
+        is_short = f"n{self.program.vector} * sizeof({_ELEMENT[parameter.dtype]}) <= {SHORT_ROW_BYTES}"
+        condition = "if (u % 2 == 0) " if is_half else ""  # two steps are a line
+        self.put(f"{condition}ask_for({address}, {is_short if dear else 'false'});")
 
     def _steps(self, name: str, count: int, extra: str) -> None:
         """Calls of the body along the lanes' axis."""

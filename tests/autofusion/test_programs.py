@@ -162,6 +162,25 @@ def test_sequence_of_kernels() -> None:
     np.testing.assert_allclose(out, 2 / 20, 1e-6)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("sizes", [(1, 1, 256), (3, 5, 300), (2, 3, 8201), (7, 5, 4096)])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_launches_in_both_directions(sizes: tuple[int, ...], threads: int, reduced: bool) -> None:
+    """Rows of a tensor whose dimensions are not one, by a kernel that goes from the last unit every second time."""
+    axes = ("a", "b") if reduced else ("a", "b", "lane")
+    t = TileBuilder("both_ways", axes=axes, reduced=("lane",) if reduced else ())
+    x = t.load("x", F32, (ANY, ANY, ONE))
+    t.store("out", ((x - x.max()).exp() if reduced else x.exp()) * 2.0, F32, (ANY, ANY, ONE))
+    kernel = HostKernel(t.build())
+    array = np.random.default_rng(0).normal(size=sizes).astype(np.float32)
+    wide = array.astype(np.float64)
+    expected = 2 * np.exp(wide - wide.max(-1, keepdims=True) if reduced else wide)
+    outputs = [kernel.run_arrays(sizes, {"x": array}, threads=threads)["out"] for _ in range(3)]
+    for out in outputs:
+        np.testing.assert_allclose(out, expected, 1e-5)
+        np.testing.assert_array_equal(out, outputs[0])
+
+
 def doubled() -> TileProgram:
     t = TileBuilder("doubled")
     t.store("out", t.load("x", F32) * 2.0, F32)
