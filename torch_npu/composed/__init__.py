@@ -49,6 +49,7 @@ from torch_npu.composed import (  # noqa: F401
     quantized_caches,
     random,
     recurrent,
+    recurrent_layers,
     regions,
     rotated,
     scaled_products,

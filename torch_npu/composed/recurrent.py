@@ -7,6 +7,8 @@ from torch import Tensor
 
 from torch_npu.composed.registry import composed, refuse
 
+__all__ = ["lstm_step"]
+
 _LAYER = "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
 
 
@@ -18,7 +20,7 @@ def _check_layer(operator: str, num_layers: int, dropout: float, bidirectional: 
         )
 
 
-def _lstm_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def lstm_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """h, c, the gates i, j, f, o, and tanh(c), of gates [B, 4H] in the order i, f, j, o."""
     i, f, j, o = gates.chunk(4, -1)
     i, f, j, o = i.sigmoid(), f.sigmoid(), j.tanh(), o.sigmoid()
@@ -55,7 +57,7 @@ def lstm(
     name = "npu_lstm"
     _check_layer(name, num_layers, dropout, bidirectional, batch_first)
     if flag_seq:
-        raise NotImplementedError(f"{name}: flag_seq (packed sequences) is not supported; pass False")
+        raise NotImplementedError(f"{name}: flag_seq (several lengths) is not supported; use npu_lstm_data")
     if input.dim() != 3 or weight.shape != (input.shape[2] + h.shape[-1], 4 * h.shape[-1]):
         refuse(name, "input [T, B, I] and weight [I + H, 4H]", [list(input.shape), list(weight.shape)])
     width, dtype = input.shape[2], input.dtype
@@ -64,7 +66,7 @@ def lstm(
     h, c = h[-1].float(), c[-1].float()
     steps = []
     for gates in projected.unbind():
-        h, c, *rest = _lstm_step(gates + h @ inner, c)
+        h, c, *rest = lstm_step(gates + h @ inner, c)
         steps.append((h, c, *rest))
     if not steps:
         return tuple(projected.new_empty(0, *h.shape, dtype=dtype) for _ in range(8))
@@ -164,7 +166,7 @@ def lstm_cell(
     gates = input.float() @ w_ih.float() + h.float() @ w_hh.float()
     for bias in (b_ih, b_hh):
         gates = gates if bias is None else gates + bias.float()
-    made = [t.to(input.dtype) for t in _lstm_step(gates, c.float())]
+    made = [t.to(input.dtype) for t in lstm_step(gates, c.float())]
     return made[0].unsqueeze(0), made[0].clone(), made[1], *(t.unsqueeze(0) for t in made[2:])
 
 
