@@ -22,7 +22,13 @@ const AttentionBlockKernels& block_kernels() noexcept {
 
 }  // namespace
 
-void softmax_block(const SoftmaxBlock& a) { block_kernels().softmax[a.type](a); }
+void softmax_block(const SoftmaxBlock& a) {
+#if defined(__x86_64__)
+  if (a.type == DataType::bfloat16 && active_isa() == Isa::avx512 && __builtin_cpu_supports("avx512bf16"))
+    return avx512::softmax_by_pairs(a);
+#endif
+  block_kernels().softmax[a.type](a);
+}
 
 void score_gradient_block(const ScoreGradientBlock& a) { block_kernels().score_gradient[a.type](a); }
 

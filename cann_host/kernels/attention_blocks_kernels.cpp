@@ -2,59 +2,17 @@
 
 #include "cann_host/kernels/attention_blocks_kernels.h"
 
-#include "cann_host/kernels/math.h"
-#include "cann_host/kernels/row.h"
+#include "cann_host/kernels/attention_softmax.h"
 
 namespace cann_host::kernels {
 namespace {
 
-constexpr float infinity = __builtin_inff();
-
-/// x in the lanes of columns below `seen`, else `other`.
-inline Vec<float> where_seen(Vec<float> x, int64_t column, int64_t seen, float other) {
-  if (column + lanes <= seen) return x;
-  const auto last = static_cast<int32_t>(seen - column);
-  return select(lane_numbers<int32_t>() < last, x, splat<Vec<float>>(other));
-}
-
 template <class T>
-void softmax_rows(const SoftmaxBlock& a) {
-  for (int64_t r = 0; r < a.rows; ++r) {
-    const int64_t visible = a.causal && a.seen + r < a.keys ? a.seen + r : a.keys;
-    const int64_t seen = visible < 0 ? 0 : visible;
-    const float* scores = a.scores + r * a.stride;
-    const float* bias = a.bias == nullptr ? nullptr : a.bias + r * a.bias_stride;
-    T* weights = static_cast<T*>(a.weights) + r * a.stride;
-    const auto score = [&](int64_t i) {
-      Vec<float> x = load(scores + i, Full{}) * a.scale;
-      if (bias != nullptr)
-        x += i + lanes <= a.keys ? load(bias + i, Full{}) : load(bias + i, Part{a.keys - i});
-      return where_seen(x, i, seen, -infinity);
-    };
-    // Two side by side: a comparison waits for the one before.
-    Vec<float> maxima = splat<Vec<float>>(a.maximum[r]), others = maxima;
-    int64_t m = 0;
-    for (; m + lanes < seen; m += 2 * lanes) {
-      maxima = larger(maxima, score(m));
-      others = larger(others, score(m + lanes));
-    }
-    if (m < seen) maxima = larger(maxima, score(m));
-    const float maximum = maximum_of_lanes(larger(maxima, others));
-    // A row that has seen nothing yet keeps -inf, and must not meet -inf - -inf.
-    const float shift = maximum == -infinity ? 0 : maximum;
-    a.correction[r] = exp(splat<Vec<float>>(a.maximum[r] - shift))[0];
-    a.maximum[r] = maximum;
-    Vec<float> sum{};
-    int64_t i = 0;
-    for (; i < seen; i += lanes) {
-      const Vec<float> weight = exp_for<T>(score(i) - shift);
-      const Vec<float> kept = where_seen(weight, i, seen, 0);
-      sum += kept;
-      store(weights + i, kept, Full{});
-    }
-    for (; i < a.columns; i += lanes) store(weights + i, Vec<float>{}, Full{});
-    a.sum[r] = a.sum[r] * a.correction[r] + sum_of_lanes(sum);
-  }
+void softmax(const SoftmaxBlock& a) {
+  softmax_rows<T>(a, [](T* to, Vec<float> first, Vec<float> second) {
+    store(to, first, Full{});
+    store(to + lanes, second, Full{});
+  });
 }
 
 /// Two rows of a second operand.
@@ -156,7 +114,7 @@ using Stored = TypeList<float, Half, BFloat16>;
 namespace CANN_HOST_ISA {
 
 extern const AttentionBlockKernels attention_block_kernels = {
-    .softmax = by_type<void (*)(const SoftmaxBlock&)>(Types{}, []<class T> { return &softmax_rows<T>; }),
+    .softmax = by_type<void (*)(const SoftmaxBlock&)>(Types{}, []<class T> { return &softmax<T>; }),
     .score_gradient = by_type<void (*)(const ScoreGradientBlock&)>(
         Types{}, []<class T> { return &score_gradient_rows<T>; }),
     .convert = by_type<void (*)(const ConvertRows&)>(Stored{}, []<class T> { return &convert_each_row<T>; }),

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "cann_host/kernels/attention_blocks.h"
@@ -19,9 +20,18 @@ using at::native::cpublas::brgemm;
 using at::native::cpublas::brgemm_release;
 
 constexpr int64_t query_block = 64;
-constexpr int64_t key_block = 256;
+constexpr int64_t key_block = 256;          // of the gradient
+constexpr int64_t forward_key_block = 512;  // the fewer, the less often sums are read and written again
+// Between rows of scores: rows of 2^n bytes would fall into a few sets of the L1 cache.
+constexpr int64_t score_stride = forward_key_block + 16;
 constexpr int64_t padding = 32;  // of keys and queries, for whole vectors and pairs of rows
 constexpr float infinity = std::numeric_limits<float>::infinity();
+
+/// Memory that is written before it is read.
+template <class F>
+std::unique_ptr<F[]> memory(int64_t elements) {
+  return std::make_unique_for_overwrite<F[]>(elements);
+}
 
 int64_t padded(int64_t n) { return (n + padding - 1) / padding * padding; }
 
@@ -186,20 +196,20 @@ struct PackedKeys {
   PackedKeys(const Attention& a, const Shape& s)
       : key_elements(s.size * s.padded_keys),
         value_elements(s.padded_keys * s.value_size),
-        keys(s.batch * s.key_heads * key_elements),
-        values(s.batch * s.key_heads * value_elements) {
+        keys(memory<F>(s.batch * s.key_heads * key_elements)),
+        values(memory<F>(s.batch * s.key_heads * value_elements)) {
     at::parallel_for(0, s.batch * s.key_heads, grain_of(8 * s.keys * (s.size + s.value_size)),
                      [&](int64_t begin, int64_t end) {
                        for (int64_t n = begin; n < end; ++n) {
                          pack_transposed(rows_of<T>(a.key, n / s.key_heads, n % s.key_heads), s.keys, s.size,
-                                         s.padded_keys, keys.data() + n * key_elements);
+                                         s.padded_keys, keys.get() + n * key_elements);
                          pack(rows_of<T>(a.value, n / s.key_heads, n % s.key_heads), s.keys, s.value_size,
-                              s.padded_keys, s.value_size, values.data() + n * value_elements);
+                              s.padded_keys, s.value_size, values.get() + n * value_elements);
                        }
                      });
   }
   int64_t key_elements, value_elements;
-  std::vector<F> keys, values;
+  std::unique_ptr<F[]> keys, values;
 };
 
 /// The queries [first, first + rows) of one head.
@@ -208,9 +218,9 @@ class ForwardBlock {
  public:
   explicit ForwardBlock(const Shape& s)
       : s_(s),
-        scores_(query_block * key_block),
-        weights_(query_block * key_block),
-        sums_(query_block * s.value_size) {}
+        scores_(memory<float>(query_block * score_stride)),
+        weights_(memory<F>(query_block * score_stride)),
+        sums_(memory<float>(query_block * s.value_size)) {}
 
   void run(const Rows<T>& queries, int64_t first, const F* keys, const F* values, const float* bias,
            int64_t bias_stride, T* out, float* log_sum_exp, float* maximum) {
@@ -219,14 +229,14 @@ class ForwardBlock {
     std::fill_n(maximum_, rows, -infinity);
     std::fill_n(sum_, rows, 0.0f);
     const int64_t last = s_.causal ? std::min(s_.keys, first + rows) : s_.keys;
-    for (int64_t key = 0; key < last; key += key_block) {
-      const int64_t columns = std::min(key_block, s_.padded_keys - key);
+    for (int64_t key = 0; key < last; key += forward_key_block) {
+      const int64_t columns = std::min(forward_key_block, s_.padded_keys - key);
       multiply<F>(rows, columns, s_.size, factors.data, factors.stride, keys + key * (in_pairs<F> ? 2 : 1),
-                  s_.padded_keys, scores_.data(), key_block, false);
+                  s_.padded_keys, scores_.get(), score_stride, false);
       kernels::softmax_block({.type = type_of<F>,
-                              .scores = scores_.data(),
-                              .weights = weights_.data(),
-                              .stride = key_block,
+                              .scores = scores_.get(),
+                              .weights = weights_.get(),
+                              .stride = score_stride,
                               .rows = rows,
                               .columns = columns,
                               .seen = first + 1 - key,
@@ -238,26 +248,32 @@ class ForwardBlock {
                               .maximum = maximum_,
                               .sum = sum_,
                               .correction = correction_});
-      if (key > 0) {
-        convert<float>(sums_.data(), s_.value_size, correction_, sums_.data(), s_.value_size, rows,
+      if (key > 0 && has_corrections(rows)) {
+        convert<float>(sums_.get(), s_.value_size, correction_, sums_.get(), s_.value_size, rows,
                        s_.value_size);
       }
-      multiply<F>(rows, s_.value_size, columns, weights_.data(), key_block, values + key * s_.value_size,
-                  s_.value_size, sums_.data(), s_.value_size, key > 0);
+      multiply<F>(rows, s_.value_size, columns, weights_.get(), score_stride, values + key * s_.value_size,
+                  s_.value_size, sums_.get(), s_.value_size, key > 0);
     }
     for (int64_t r = 0; r < rows; ++r) {
       maximum[r] = maximum_[r];
       log_sum_exp[r] = maximum_[r] + std::log(sum_[r]);
       correction_[r] = sum_[r] == 0 ? 0 : 1 / sum_[r];
     }
-    convert<T>(sums_.data(), s_.value_size, correction_, out, s_.value_size, rows, s_.value_size);
+    convert<T>(sums_.get(), s_.value_size, correction_, out, s_.value_size, rows, s_.value_size);
   }
 
  private:
+  /// Most blocks of keys leave the maxima of most queries as they were.
+  bool has_corrections(int64_t rows) const {
+    return std::any_of(correction_, correction_ + rows, [](float factor) { return factor != 1; });
+  }
+
   const Shape& s_;
-  std::vector<float> scores_;
-  std::vector<F> weights_, converted_;
-  std::vector<float> sums_;
+  std::unique_ptr<float[]> scores_;
+  std::unique_ptr<F[]> weights_;
+  std::unique_ptr<float[]> sums_;
+  std::vector<F> converted_;
   float maximum_[query_block], sum_[query_block], correction_[query_block];
 };
 
@@ -282,8 +298,8 @@ AttentionResult forward(const Attention& a, const at::Tensor& bias) {
       const int64_t row = n / blocks, batch = row / s.heads, head = row % s.heads;
       const int64_t first = n % blocks * query_block, of = batch * s.key_heads + head / s.groups();
       const float* shift = bias.defined() ? rows_of<float>(bias, batch, head)[first] : nullptr;
-      block.run(rows_of<T>(a.query, batch, head), first, packed.keys.data() + of * packed.key_elements,
-                packed.values.data() + of * packed.value_elements, shift, bias.defined() ? bias.stride(2) : 0,
+      block.run(rows_of<T>(a.query, batch, head), first, packed.keys.get() + of * packed.key_elements,
+                packed.values.get() + of * packed.value_elements, shift, bias.defined() ? bias.stride(2) : 0,
                 out + (row * s.queries + first) * s.value_size, log_sum_exp + row * s.queries + first,
                 maximum + row * s.queries + first);
     }

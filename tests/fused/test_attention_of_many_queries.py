@@ -10,10 +10,11 @@ from torch import Tensor
 
 import torch_npu
 
-# batch, heads, heads of keys, queries, keys, size of a head: around blocks of 64 queries, 256 keys and vectors.
+# batch, heads, heads of keys, queries, keys, size of a head: around blocks of 64 queries, 256 and 512 keys and vectors.
 SHAPES = [
     (1, 1, 1, 9, 1, 2), (2, 3, 3, 9, 9, 8), (1, 4, 2, 33, 70, 16), (1, 2, 2, 64, 256, 32), (1, 2, 1, 65, 257, 6),
     (2, 4, 4, 197, 197, 64), (1, 6, 2, 130, 600, 40), (1, 1, 1, 300, 33, 128), (1, 1, 1, 17, 64, 5),
+    (1, 2, 1, 66, 1057, 12), (1, 1, 1, 545, 545, 8),
 ]  # fmt: skip
 DTYPES = [torch.float16, torch.bfloat16]
 
