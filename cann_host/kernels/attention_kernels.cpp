@@ -177,7 +177,7 @@ bool weigh(const DecodeAttention& a, const Row& row, int64_t seen, const float* 
     return s;
   });
   // Comparisons are made so that NaN wins.
-  const float largest = *row.maximum > maximum ? *row.maximum : maximum;
+  const float largest = maximum > *row.maximum || maximum != maximum ? maximum : *row.maximum;
   if (largest == -__builtin_inff()) return false;
   kept = exp(splat<Vec<float>>(*row.maximum - largest))[0];
   const float sum = sum_over(seen, [&](int64_t i, auto place) {

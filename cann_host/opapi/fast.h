@@ -62,6 +62,20 @@ bool attention_of_few_queries(const aclTensor* query, const aclTensor* key, cons
                               bool is_plain, double scale, const std::string& layout, int64_t sparse_mode,
                               const aclTensor* maximum, const aclTensor* sum, aclTensor* out);
 
+/// The same of the operators for inference, in layouts BNSD, BSND and BSH: sequences of different lengths,
+/// and keys in pages of `block_size` if there is a table. Sparse mode 3 is causal; log_sum_exp may be null.
+bool inference_of_few_queries(const aclTensor* query, const aclTensorList* keys, const aclTensorList* values,
+                              bool is_plain, const aclIntArray* key_lengths, const aclTensor* block_table,
+                              int64_t heads, double scale, const std::string& layout, int64_t key_heads,
+                              int64_t sparse_mode, int64_t block_size, aclTensor* log_sum_exp,
+                              aclTensor* out);
+
+/// Whether none of these optional arguments is given.
+template <class... Arguments>
+bool none(const Arguments*... arguments) {
+  return (... && (arguments == nullptr));
+}
+
 /// Rows of a matrix. An index out of range is left to ATen, which refuses it.
 bool embedding(const aclTensor* weight, const aclTensor* indices, aclTensor* out);
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_attention_operators import FLOATS, LAYOUTS, assert_close, attention, hidden_by, inputs
+from test_attention_operators import FLOATS, LAYOUTS, ahead, assert_close, attention, hidden_by, inputs
 
 import torch_npu
 
@@ -86,3 +87,27 @@ def test_any_step(
         added = 0.0 if bias is None else bias[i : i + 1, ..., :length].double()
         expected, _ = attention(*part, 0.25, hidden[i : i + 1, ..., :length], bias=added)
         assert_close(out[i : i + 1], LAYOUTS[layout](expected), terms=16)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("layout", ["BSH", "BSND", "BNSD", "BNSD_BSND"])
+@pytest.mark.parametrize(
+    "shape", [(8, 8, 1, 130, 64), (8, 2, 1, 77, 40), (12, 2, 3, 65, 17), (2, 1, 8, 9, 128)], ids=str
+)
+def test_few_queries_in_every_layout(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> None:
+    heads, key_heads, queries, keys, size = shape
+    q, k, v = inputs(queries, keys, heads, key_heads, size, 2, dtype)
+    arrange, result = LAYOUTS[layout.split("_")[0]], LAYOUTS[layout.split("_")[-1]]
+    arranged = [arrange(t).contiguous().npu() for t in (q, k, v)]
+    for lengths in (None, [keys, keys // 2 + 1]):
+        for mode in (0, 3):
+            out, lse = torch_npu.npu_fused_infer_attention_score(
+                *arranged, num_heads=heads, num_key_value_heads=key_heads, input_layout=layout, scale=0.25,
+                sparse_mode=mode, actual_seq_lengths_kv=lengths, softmax_lse_flag=True,
+            )  # fmt: skip
+            for i, length in enumerate(lengths or [keys, keys]):
+                part = (q[i : i + 1].double(), k[i : i + 1, :, :length].double(), v[i : i + 1, :, :length].double())
+                hidden = ahead(queries, length, last=True) > 0 if mode == 3 else None
+                expected, expected_lse = attention(*part, 0.25, hidden)
+                assert_close(out[i : i + 1], result(expected), terms=16)
+                assert_close(lse[i, ..., 0], expected_lse[0], terms=16)

@@ -60,6 +60,19 @@ def test_maximum_and_sum(dtype: torch.dtype, queries: int, keys: int, hides: str
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("queries", [5, 70])
+def test_scores_that_are_no_numbers(dtype: torch.dtype, queries: int) -> None:
+    q, k, v = inputs(queries, 600, dtype)
+    q[0, 0, 3] = math.nan
+    q[0, 1, 4, 0] = math.inf  # times keys of both signs: the maximum is inf, the sum NaN
+    k[1, 1, 530, 2] = math.nan
+    _, largest, total, *_ = torch_npu.npu_fusion_attention(q.npu(), k.npu(), v.npu(), 4, "BNSD", scale=0.3)
+    check(largest, total, scores_of(q, k, 0.3))
+    assert largest[1, 2:].isnan().all()
+    assert largest[0, 1, 4].isposinf().all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("scale", [-0.5, 0.3])
 def test_with_a_bias_a_sink_and_dropout(dtype: torch.dtype, scale: float) -> None:
     q, k, v = inputs(40, 33, dtype)
