@@ -19,6 +19,7 @@ from torchtitan_npu.compile.cross_entropy import fuse_cross_entropy
 from torchtitan_npu.compile.decompositions import decompositions
 from torchtitan_npu.compile.folding import FOLDING, PREPARATIONS, Folded, FoldedPlan, fold_constants
 from torchtitan_npu.compile.fusion import partition
+from torchtitan_npu.compile.lazy_negations import spell_out_negations, take_tangents_as_they_lie
 from torchtitan_npu.compile.linear import fuse_linear_activation
 from torchtitan_npu.compile.passes import PASSES, optimize
 from torchtitan_npu.compile.plan import Plan
@@ -113,6 +114,8 @@ def _compile(
     if reason := _why_not_a_plan(module):
         report.note_fallback(f"{kind} graph of {len(module.graph.nodes)} nodes: {reason}")
         return make_boxed_func(module.forward)
+    tangents = take_tangents_as_they_lie(module.graph) if kind == "backward" else ()
+    spell_out_negations(module.graph)
     operators = [n for n in module.graph.nodes if report.is_operator(n)]
     bytes_before, graph_before = sum(map(report.moved_bytes, operators)), str(module.graph)
     applied = found | optimize(module.graph, options.enables)
@@ -124,7 +127,7 @@ def _compile(
     parts = partition(module.graph, options.fusion)
     noted = report.note_graph(kind, len(operators), applied, parts)
     noted.bytes_before, noted.graph_before, noted.graph_after = bytes_before, graph_before, str(module.graph)
-    plan = Plan(module, parts, options.threads or torch.get_num_threads(), noted, options.sink)
+    plan = Plan(module, parts, options.threads or torch.get_num_threads(), noted, options.sink, tangents)
     return plan if folded is None else FoldedPlan(folded, plan)
 
 

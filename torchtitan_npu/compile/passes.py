@@ -35,9 +35,10 @@ def tensor(node: Any) -> torch.Tensor | None:
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether shape, strides, dtype and device are the same."""
+    """Whether shape, strides, dtype, device and the bits of lazy conjugation and negation are the same."""
     return (
         a.dtype == b.dtype
+        and (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
         and a.device == b.device
         and a.dim() == b.dim()
         and all(same(x, y) for x, y in zip((*a.shape, *a.stride()), (*b.shape, *b.stride()), strict=True))

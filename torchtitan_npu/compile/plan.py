@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from graph_autofusion.host.launcher import runtime
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.instance import PlanInstance, write_instance
+from torchtitan_npu.compile.lazy_negations import resolve_tangents
 from torchtitan_npu.compile.passes import is_written
 from torchtitan_npu.compile.report import GraphReport, MemoryBox, Sinking
 from torchtitan_npu.compile.sizes import SizeReader
@@ -35,6 +36,7 @@ class Plan:
     threads: int
     report: GraphReport
     sink: bool = False  # replay a captured model where possible
+    tangents: tuple[int, ...] = ()  # inputs that may be lazily negated although the graph was traced without
     instances: dict[tuple[int, ...], PlanInstance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,6 +48,7 @@ class Plan:
 
     def __call__(self, arguments: list[Any]) -> tuple[Any, ...]:
         # Arena and launch arguments are the instance's: one thread at a time runs the plan, one stream after another.
+        resolve_tangents(arguments, self.tangents)
         with self._lock:
             # A thread of autograd whose first work is this plan has chosen a device, and CANN does not know yet.
             runtime().ensure_device(torch._C._accelerator_getDeviceIndex())

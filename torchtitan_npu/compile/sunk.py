@@ -109,12 +109,16 @@ class SunkPlan:
                     f"input {number} moves and is expanded, so that nothing can be copied into a place for it"
                 )
             if argument.nbytes <= SMALL or self._moves[number] > 1:
-                place = torch.empty_strided(
-                    argument.shape, argument.stride(), dtype=argument.dtype, device=argument.device
-                )
-                self._places[number] = place
+                self._places[number] = _place_for(argument)
                 addresses[number] = 0
                 self._recordings.clear()
+
+
+def _place_for(argument: Tensor) -> Tensor:
+    """Memory for an argument's values, laid out as they are: also lazily conjugated or negated."""
+    place = torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype, device=argument.device)
+    place = torch._conj(place) if argument.is_conj() else place
+    return torch._neg_view(place) if argument.is_neg() else place
 
 
 class _Recording:
@@ -169,10 +173,12 @@ def _forget_results(addresses: list[int]) -> None:
 class _Result:
     """One result: memory of the recording, an input or a view of one, or no tensor."""
 
-    def __init__(self, tensor: Tensor | None = None, base: int = -1, view: Any = None, constant: Any = None) -> None:
+    def __init__(
+        self, tensor: Tensor | None = None, base: int = -1, view: _View | None = None, constant: Any = None
+    ) -> None:
         self.tensor = tensor
         self.base = base  # number of the input
-        self.view = view  # size, stride, offset in its memory; None for the input itself
+        self.view = view  # of the input; None for the input itself
         self.constant = constant
 
     def value(self, arguments: Sequence[Tensor]) -> Any:
@@ -181,10 +187,23 @@ class _Result:
         if self.base < 0:
             return self.constant
         base = arguments[self.base]
-        if self.view is None:
-            return base
-        size, stride, offset = self.view
-        return base.detach().as_strided(size, stride, base.storage_offset() + offset)
+        return base if self.view is None else self.view.of(base)
+
+
+class _View:
+    """How a result lies in the memory of an input."""
+
+    def __init__(self, result: Tensor, base: Tensor) -> None:
+        self._size, self._stride = result.size(), result.stride()
+        self._offset = result.storage_offset() - base.storage_offset()
+        self._conjugated = result.is_conj() != base.is_conj()
+        self._negated = result.is_neg() != base.is_neg()
+
+    def of(self, base: Tensor) -> Tensor:
+        view = base.detach().as_strided(self._size, self._stride, base.storage_offset() + self._offset)
+        if self._conjugated:
+            view = torch._conj(view)
+        return torch._neg_view(view) if self._negated else view
 
 
 def _result(result: Any, inputs: Sequence[Tensor], storages: dict[int, int]) -> _Result:
@@ -201,7 +220,7 @@ def _result(result: Any, inputs: Sequence[Tensor], storages: dict[int, int]) -> 
     base = inputs[number]
     if result.dtype != base.dtype:
         raise CannotSink(f"a result is a view of an input as {result.dtype}")
-    return _Result(base=number, view=(result.size(), result.stride(), result.storage_offset() - base.storage_offset()))
+    return _Result(base=number, view=_View(result, base))
 
 
 def _require_npu_tensors(arguments: Sequence[Any]) -> None:
