@@ -49,14 +49,23 @@ def _has_npu(module: Any, inputs: Sequence[Any]) -> bool:
 def _compile(wrapper: Any, module: Any, patches: dict[str, Any] | None) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+    from torchtitan_npu.compile.flex_attention import spell_out_flex_attention
+
+    spell_out_flex_attention(module)  # the CPU has a template for it, but neither gradients nor sums
     on_cpu = _retarget(module)
 
     def inner(graph: Any, example_inputs: Sequence[Any], **options: Any) -> Any:
         return _called_on_npu(compile_fx_inner(graph, example_inputs, **options))
 
     settings = {**wrapper.config, **(patches or {})}
-    compiled: Any = compile_fx(module, on_cpu, inner_compile=inner, config_patches=settings)
+    with _autocast_for_cpu():
+        compiled: Any = compile_fx(module, on_cpu, inner_compile=inner, config_patches=settings)
     return compiled
+
+
+def _autocast_for_cpu() -> torch.autocast:
+    """Autocast of npu as one of the CPU, by which the graph is traced; Dynamo guards that it stays."""
+    return torch.autocast("cpu", torch.get_autocast_dtype("npu"), enabled=torch.is_autocast_enabled("npu"))
 
 
 def _retarget(module: Any) -> list[Any]:

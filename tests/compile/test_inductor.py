@@ -57,6 +57,16 @@ def test_mutation_and_dynamic_shapes() -> None:
         assert_close(ours, x)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_around_the_call(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    compiled = torch.compile(lambda x, w: x @ w)
+    assert_close(compiled(x.npu(), weight.npu()), x @ weight, terms=8)
+    with torch.autocast("npu", dtype):
+        assert_close(compiled(x.npu(), weight.npu()), x.to(dtype) @ weight.to(dtype), terms=8)
+    assert compiled(x.npu(), weight.npu()).dtype == torch.float32
+
+
 def test_tensors_that_the_graph_makes() -> None:
     actual = torch.compile(lambda x: torch.arange(5, device=x.device) + x + torch.zeros(5, device="npu"))(
         torch.ones(5).npu()
