@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_npu import _inductor
+from torch_npu import _flex_attention, _inductor
 
 
 def register(module: ModuleType) -> None:
@@ -22,6 +22,7 @@ def register(module: ModuleType) -> None:
             sys.modules["torch.npu." + name.removeprefix(prefix)] = submodule
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _inductor.install()
+    _flex_attention.install()
     setattr(torch.Tensor, "__dlpack_device__", _with_npu(torch.Tensor.__dlpack_device__))  # noqa: B010
 
 

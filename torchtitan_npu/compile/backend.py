@@ -17,6 +17,7 @@ from torchtitan_npu.compile import report
 from torchtitan_npu.compile.attention import fuse_attention
 from torchtitan_npu.compile.cross_entropy import fuse_cross_entropy
 from torchtitan_npu.compile.decompositions import decompositions
+from torchtitan_npu.compile.flex_attention import spell_out_flex_attention
 from torchtitan_npu.compile.folding import FOLDING, PREPARATIONS, Folded, FoldedPlan, fold_constants
 from torchtitan_npu.compile.fusion import partition
 from torchtitan_npu.compile.lazy_negations import spell_out_negations, take_tangents_as_they_lie
@@ -27,6 +28,7 @@ from torchtitan_npu.compile.registered import use_registered_kernels
 from torchtitan_npu.compile.rotary import fuse_rotary
 
 PASSES_OF_FUNCTIONS: dict[str, Callable[[GraphModule], int]] = {
+    "spell_out_flex_attention": spell_out_flex_attention,
     "fuse_attention": fuse_attention,
     "fuse_rotary": fuse_rotary,
     "fuse_cross_entropy": fuse_cross_entropy,
