@@ -149,6 +149,50 @@ def test_embeddings(dtype):
     compare(F.one_hot, indices)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bags(dtype, mode):
+    native = dtype != torch.float64  # gradients are the fallback's
+    indices, offsets = torch.tensor([3, 0, 6, 3, 1, 1, 5]), torch.tensor([0, 2, 2, 5])
+    bags = {"plain": {}, "padding": {"padding_idx": 3}, "last": {"include_last_offset": True}}
+    if mode == "sum":
+        bags["weights"] = {"per_sample_weights": torch.rand(7).to(dtype)}
+    for name, options in bags.items():
+        ends = torch.tensor([0, 2, 2, 7]) if name == "last" else offsets
+        own = {k: v for k, v in options.items() if not isinstance(v, torch.Tensor)}
+        tensors = [v for v in options.values() if isinstance(v, torch.Tensor)]
+
+        def bag(weight, indices, offsets, *samples, own=own):
+            weight = weight.detach().requires_grad_()
+            samples = [s.detach().requires_grad_() for s in samples]
+            rest = {"per_sample_weights": samples[0]} if samples else {}
+            result = F.embedding_bag(indices, weight, offsets, mode=mode, **own, **rest)
+            result.float().square().sum().backward()
+            with torch.no_grad():
+                alone = F.embedding_bag(indices, weight, offsets, mode=mode, **own, **rest)
+            return result, weight.grad, alone, [s.grad for s in samples]
+
+        compare(bag, sample((7, 5), dtype), indices, ends, *tensors, native=False, what=name)
+        compare(bag, sample((7, 5), dtype), indices.int(), ends.int(), *tensors, native=False, what=f"{name}, int32")
+        compare(
+            bag,
+            sample((7, 5), dtype),
+            indices,
+            ends[::3] if name == "last" else ends[:1],
+            *tensors,
+            native=False,
+            what=f"{name}, one bag",
+        )
+    compare(lambda w, i: F.embedding_bag(i, w, mode=mode), sample((7, 5), dtype), indices[:6].view(2, 3), native=native)
+    compare(
+        lambda w, i, o: F.embedding_bag(i, w, o, mode=mode),
+        sample((7, 5), dtype),
+        indices[:0],
+        offsets[:0],
+        native=native,
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_joining_and_repeating(dtype):
     a, b = sample((4, 5), dtype), sample((4, 3), dtype, seed=1)

@@ -16,7 +16,7 @@ UNARY_FLOAT = {
     "sqrt": (0, 4), "tan": (-1, 1), "tanh": (-3, 3), "erf": (-2, 2), "erfc": (-2, 2), "erfinv": (-0.9, 0.9),
     "exp2": (-3, 3), "expm1": (-3, 3), "log1p": (0, 4),
 }  # fmt: skip
-UNARY_SAME = ["ceil", "floor", "frac", "trunc", "round", "neg", "abs", "sign", "relu"]
+UNARY_SAME = ["ceil", "floor", "frac", "trunc", "round", "neg", "abs", "sign", "sgn", "relu"]
 
 
 @pytest.mark.parametrize("name", UNARY_FLOAT)
@@ -47,7 +47,7 @@ def test_functions_of_complex_numbers(name):
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.int64, torch.int8], ids=str)
 def test_functions_that_keep_the_dtype(name, dtype):
     fn = getattr(torch, name)
-    native = dtype.is_floating_point or name in ("trunc", "round", "neg", "abs", "sign", "relu")
+    native = dtype.is_floating_point or name in ("trunc", "round", "neg", "abs", "sign", "sgn", "relu")
     for kind, x in layouts(dtype).items():
         compare(fn, x, native=native, what=f"{name} {kind}")
     compare(getattr(torch.Tensor, name + "_"), sample((4, 5), dtype), native=native, what=f"{name}_")

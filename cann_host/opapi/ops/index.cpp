@@ -206,6 +206,23 @@ void RepeatInterleaveGrad(const at::Tensor& yGrad, const at::Tensor& repeats, in
   out.copy_(sum.index_add_(axis, source, widened(yGrad)));
 }
 
+namespace {
+
+/// The bag of each of `count` indices.
+at::Tensor bags_of(const at::Tensor& offsets, int64_t bags, int64_t count) {
+  const at::Tensor starts = offsets.to(at::kLong).contiguous();
+  at::Tensor result = at::zeros({count}, at::kLong);
+  const int64_t* start = starts.const_data_ptr<int64_t>();
+  int64_t* bag_of = result.mutable_data_ptr<int64_t>();
+  for (int64_t bag = 0; bag < bags; ++bag) {
+    const int64_t end = bag + 1 < bags ? std::min(start[bag + 1], count) : count;
+    for (int64_t i = std::max<int64_t>(start[bag], 0); i < end; ++i) bag_of[i] = bag;
+  }
+  return result;
+}
+
+}  // namespace
+
 void EmbeddingBag(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets,
                   bool scaleGradByFreq, int64_t mode, bool sparse,
                   const std::optional<at::Tensor>& perSampleWeights, bool includeLastOffset,
@@ -213,18 +230,27 @@ void EmbeddingBag(const at::Tensor& weight, const at::Tensor& indices, const at:
                   at::Tensor& maxIndices) {
   const auto weights =
       perSampleWeights.has_value() ? std::optional(widened(*perSampleWeights)) : std::nullopt;
+  auto table = weight, row_of = indices.to(at::kLong), rows = at::Tensor();
+  if (at::isReducedFloatingType(
+          weight.scalar_type())) {  // sums are rounded once; only rows that are read widen
+    std::tie(rows, row_of) = at::_unique(row_of, /*sorted=*/true, /*return_inverse=*/true);
+    table = widened(weight.index_select(0, rows));
+    const auto padding = rows.eq(paddingIdx).nonzero();
+    paddingIdx = padding.numel() == 0 ? -1 : padding.item<int64_t>();
+  }
   const auto [sums, bags, counts, largest] =
-      at::_embedding_bag(widened(weight), indices.to(at::kLong), offsets.to(at::kLong), scaleGradByFreq, mode,
-                         sparse, weights, includeLastOffset, paddingIdx);
+      at::_embedding_bag(table, row_of, offsets.to(at::kLong), scaleGradByFreq, mode, sparse, weights,
+                         includeLastOffset, paddingIdx);
   output.copy_(sums);
-  // Each implementation leaves out what its own gradient does not need; the client says by the shape what it
-  // wants.
-  const auto give = [](at::Tensor& out, const at::Tensor& value) {
-    if (out.sizes() == value.sizes()) out.copy_(value);
-  };
-  give(offset2bag, bags);
-  give(bagSize, counts);
-  give(maxIndices, largest);
+  // ATen leaves out what its own gradient does not need, and the client says by the shape what it wants.
+  if (offset2bag.sizes() == indices.sizes()) {
+    const bool known = bags.sizes() == indices.sizes();
+    offset2bag.copy_(known ? bags : bags_of(offsets, sums.size(0), indices.numel()));
+  }
+  const int64_t known_sizes = std::min(bagSize.numel(), counts.numel());
+  bagSize.zero_().narrow(0, 0, known_sizes).copy_(counts.narrow(0, 0, known_sizes));
+  if (maxIndices.sizes() != largest.sizes()) return;
+  maxIndices.copy_(rows.defined() && mode == 2 ? rows.index({largest}) : largest);
 }
 
 }  // namespace cann_host::host

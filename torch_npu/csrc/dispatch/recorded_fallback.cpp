@@ -132,6 +132,10 @@ const char* obstacle(const c10::OperatorHandle& op) {
   if (op.hasTag(at::Tag::data_dependent_output)) {
     return "the host would have to wait for the value, and nothing runs before the replay";
   }
+  const auto& name = op.operator_name().name;
+  if (name == "aten::_embedding_bag" || name == "aten::_embedding_bag_forward_only") {
+    return "it has no native kernel for these arguments, and the CPU's leaves out results that others give";
+  }
   if (op.hasTag(at::Tag::dynamic_output_shape)) return "the shape of its result depends on the data";
   if (op.hasTag(at::Tag::inplace_view) ||
       !std::all_of(schema.returns().begin(), schema.returns().end(), is_tensor)) {
