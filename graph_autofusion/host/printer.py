@@ -68,6 +68,7 @@ class _HostPrinter:
         self.words = WordLayout(self.program)
         self.columns = bool(self.program.reduced) and not schedule.lanes_reduced
         self.divisors: set[int] = set()  # nodes whose divisor was printed: several passes may divide
+        self.of_one_row: dict[int, str] = {}  # values of a row in all lanes, where v{i} has 16 rows
         self.lines: list[str] = []
         self.depth = 0
 
@@ -252,6 +253,7 @@ class _HostPrinter:
         self.open("const auto pass = [&](const i64 i, const int row) __attribute__((always_inline))")
         self.put("const i64 left = lanes;")
         self._row_pointers(axis, "row")
+        self._values_of_one_row(phase, "row")
         for i in phase.tiles:
             self.put(f"const {self._vector(i)} v{i} = {self._row_expression(i)};")
             node = self.program.nodes[i]
@@ -260,6 +262,7 @@ class _HostPrinter:
                 self.put(f"__builtin_prefetch({ahead}, 0, 2);  // of the next 16 rows, into the second cache")
         value = self._name(self.program.nodes[r].args[0])
         self.put(f"f{r}[row] = {self._wrapped(r, self._combine(r, f'f{r}[row]', value))};")
+        self.of_one_row.clear()
         self.close("};")
         for first in range(0, LANES, ROWS_SIDE_BY_SIDE):
             rows = range(first, first + ROWS_SIDE_BY_SIDE)
@@ -289,6 +292,17 @@ class _HostPrinter:
             if stride and not parameter.is_output and self._is_tile_parameter(number):
                 self.put(f"{self._pointer_type(parameter)} const r{number} = q{number} + (j + {row}) * {stride};")
 
+    def _values_of_one_row(self, phase: Phase, row: str) -> None:
+        """What a pass takes of its row besides elements, in all lanes; outside of it lanes lie along the rows."""
+        roots = [self.program.nodes[r].args[0] for r in phase.reductions]
+        taken = {a for i in phase.tiles for a in self.program.nodes[i].args} | set(roots)
+        for i in (i for i in phase.rows if i in taken and self.schedule.row_axis in self.program.varies[i]):
+            number = self.program.nodes[i].attr
+            address = f"q{number} + (j + {row}) * {self._stride(number, self.schedule.row_axis)}"
+            load = self._plain_load(self.program.parameters[number], address, "")
+            self.put(f"const {self._vector(i)} one{i} = {load};")
+            self.of_one_row[i] = f"one{i}"
+
     def _fold_rows(self, r: int) -> None:
         vector = self._vector(r)
         combine = f"[]({vector} a, {vector} b) {{ return {self._combine(r, 'a', 'b')}; }}"
@@ -311,6 +325,7 @@ class _HostPrinter:
         self.put(f"#pragma GCC unroll {STRIP}")
         self.open("for (int s = 0; s < strip; ++s)")
         self._row_pointers(axis, "row + s")
+        self._values_of_one_row(phase, "row + s")
         for i in phase.tiles:
             self._prefetch(i)
             self.put(f"const {self._vector(i)} v{i} = {self._row_expression(i)};")
@@ -318,6 +333,7 @@ class _HostPrinter:
             value = self._name(self.program.nodes[r].args[0])
             value = f"(left >= lanes ? {value} : select(first_lanes(left), {value}, {self._identity(r)}))"
             self.put(f"a{r}[s][u] = {self._wrapped(r, self._combine(r, f'a{r}[s][u]', value))};")
+        self.of_one_row.clear()
         self.close()
         self.close("};")
         for a in loops:
@@ -527,6 +543,8 @@ class _HostPrinter:
 
     def _name(self, node: int) -> str:
         """A value that was computed (a row of columns has one register a block), or a constant."""
+        if node in self.of_one_row:
+            return self.of_one_row[node]
         if self.program.nodes[node].op == "const":
             return _constant(self.program.nodes[node].attr, self.program.nodes[node].dtype)
         return f"v{node}[u]" if self.columns and self.program.is_row(node) else f"v{node}"

@@ -62,7 +62,8 @@ def random_programs(draw: st.DrawFn) -> TileProgram:
         else:
             a, b = draw(st.sampled_from(values)), draw(st.sampled_from(values))
             values.append(t.apply(draw(st.sampled_from(BINARY)), a, b))
-    t.store("whole", values[-1], F32, dense(t))
+    if kind == "pointwise" or draw(st.booleans()):  # without it rows may be folded 16 at a time
+        t.store("whole", values[-1], F32, dense(t))
     if kind != "pointwise":
         t.store("folded", values[-1].max(), F32)
     return t.build()
@@ -133,6 +134,23 @@ def test_vector_times_matrix(sizes: tuple[int, int], threads: int, dtype: DType)
     inputs = {p.name: random_array(rng, shape_of(p.strides, sizes), p.dtype) for p in program.inputs}
     ((actual, expected),) = run_both(program, sizes, inputs, threads).values()
     np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 5), (16, 16), (37, 100), (40, 64), (17, 128), (33, 144), (20, 700)])
+@pytest.mark.parametrize("fold", ["sum", "max"])
+def test_numbers_of_rows_in_a_fold(sizes: tuple[int, int], fold: str, dtype: DType) -> None:
+    """A column beside the matrix whose rows are folded, and again behind it: there lanes lie along the rows."""
+    t = TileBuilder("rows", axes=("n",), reduced=("k",))
+    column, other = t.load("y", dtype, (ANY, ZERO)), t.load("z", F32, (ONE, ZERO))
+    products = t.load("w", dtype) * column + other
+    t.store("out", t.reduce(fold, products) * column + other, F32, (ONE, ZERO))
+    program = t.build()
+    assert schedule(program).row_axis == 0
+    rng = np.random.default_rng(0)
+    inputs = {p.name: random_array(rng, shape_of(p.strides, sizes), p.dtype) for p in program.inputs}
+    ((actual, expected),) = run_both(program, sizes, inputs, 2).values()
+    np.testing.assert_allclose(actual, expected, 1e-4, 1e-4)
 
 
 def test_extremes_of_short_rows() -> None:

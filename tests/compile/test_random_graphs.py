@@ -17,6 +17,8 @@ from torchtitan_npu.compile import fallbacks, memory
 UNARY = [torch.tanh, torch.sigmoid, torch.sin, torch.nn.functional.gelu, torch.nn.functional.silu, torch.neg, torch.erf]
 BINARY = [torch.add, torch.sub, torch.mul]
 ROWS = [
+    lambda x: (x.sin() * column(x)).sum(-1, keepdim=True) * 0.1 + x,
+    lambda x: (x.exp() - column(x)).amax(-1, keepdim=True) * column(x) - x,
     lambda x: x - x.mean(-1, keepdim=True),
     lambda x: torch.softmax(x, -1),
     lambda x: x / (1 + x.square().sum(-1, keepdim=True)),
@@ -42,6 +44,12 @@ def order(x: Tensor) -> Tensor:
     """Numbers of all rows, shuffled, one a row."""
     count = x.numel() // x.shape[-1]
     return ((torch.arange(count, device=x.device) * 7 + 3) % count).view(x.shape[:-1])
+
+
+def column(x: Tensor) -> Tensor:
+    """A number for each row."""
+    count = x.numel() // x.shape[-1]
+    return torch.arange(count, dtype=x.dtype, device=x.device).cos().view((*x.shape[:-1], 1))
 
 
 def heads(x: Tensor) -> Tensor:
@@ -70,7 +78,16 @@ def run(steps: list[tuple[str, int, int, int]], inputs: list[Tensor]) -> Tensor:
             values.append(ROWS[which % len(ROWS)](torch.tanh(a)))
         else:
             values.append(torch.tanh(BINARY[which % len(BINARY)](a, b)))
-    return values[-1]
+    return END[steps[0][2]](values[-1], inputs[-1])
+
+
+END = [
+    lambda result, x: result,
+    lambda result, x: (result * x[..., :1]).sum(-1),
+    lambda result, x: (result + x[..., :1]).amax(-1) * x[..., 0],
+    lambda result, x: (result * x[..., :1, :]).mean(-2),
+]
+"""What becomes of the last value, with the last input: a result of its shape, or one for each row or column."""
 
 
 GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "40"))
