@@ -49,7 +49,7 @@ except ImportError as error:
     _load_error = f"the native library of torch_npu cannot be loaded, so there is no device npu: {error}"
     warnings.warn(_load_error, RuntimeWarning, stacklevel=2)
 else:
-    from torch_npu import composed, distributed, npu  # noqa: F401
+    from torch_npu import atb, composed, distributed, npu  # noqa: F401
     from torch_npu._backend import register
     from torch_npu.fallback import (  # noqa: F401
         apply_environment,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _library = torch.library.Library("npu", "FRAGMENT")
 
@@ -110,8 +111,75 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     )
 
 
+def paged_attention_of_latent(
+    query: Tensor, key_cache: Tensor, num_kv_heads: int, num_heads: int, scale_value: float, block_table: Tensor,
+    context_lens: Tensor, mla_vheadsize: int, out: Tensor,
+) -> None:  # fmt: skip
+    """``torch_npu._npu_paged_attention_mla``: the first mla_vheadsize numbers of each key are its value."""
+    value_cache = key_cache[..., :mla_vheadsize]
+    paged_attention(query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens, out)
+
+
+def paged_attention_of_several(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, context_lens: Tensor, mask: Tensor,
+    seq_len: Tensor, num_kv_heads: int, num_heads: int, scale_value: float, out: Tensor,
+) -> None:  # fmt: skip
+    """``torch_npu._npu_paged_attention_splitfuse``: several queries of each sequence over its cached keys.
+
+    Args:
+        query, out: [tokens, num_heads, size], all sequences in turn; out is written.
+        key_cache, value_cache: [blocks, block size, num_kv_heads, size].
+        block_table: int32 [sequences, blocks of the longest].
+        context_lens, seq_len: keys and queries of each sequence; on the CPU, as the host needs the numbers.
+        mask: [tokens, keys of the longest], is added to the scores.
+    """
+    queries, keys = seq_len.tolist(), context_lens.tolist()
+    shapes = [list(t.shape) for t in (query, mask, block_table)]
+    longest = max(keys, default=0)
+    if len(queries) != len(keys) or len(block_table) != len(keys) or mask.dim() != 2 or mask.shape[1] < longest:
+        raise ValueError(
+            f"_npu_paged_attention_splitfuse: expected mask [tokens, {longest} keys at least] and as many rows of "
+            f"block_table and context_lens as of seq_len, got {shapes}, {len(keys)} and {len(queries)}"
+        )
+    if not sum(queries) <= len(query) == len(mask):
+        raise ValueError(
+            f"_npu_paged_attention_splitfuse: expected a query and a row of mask for each of {sum(queries)} tokens, "
+            f"got {shapes[:2]}"
+        )
+    first = 0
+    for row, (count, length) in enumerate(zip(queries, keys, strict=True)):
+        some = slice(first, first + count)
+        blocks = block_table[row, : -(-length // key_cache.shape[1])]
+        k, v = (
+            cache.index_select(0, blocks).flatten(0, 1)[:length].transpose(0, 1)[None]
+            for cache in (key_cache, value_cache)
+        )
+        attended = F.scaled_dot_product_attention(
+            query[some].transpose(0, 1)[None], k, v, mask[some, :length].to(query.dtype), scale=scale_value,
+            enable_gqa=num_heads != num_kv_heads,
+        )  # fmt: skip
+        out[some] = attended[0].transpose(0, 1)
+        first += count
+
+
+_library.define(
+    "_npu_paged_attention_mla(Tensor query, Tensor key_cache, int num_kv_heads, int num_heads, float scale_value, "
+    "Tensor block_table, Tensor context_lens, int mla_vheadsize, Tensor(a!) out) -> ()"
+)
+_library.define(
+    "_npu_paged_attention_splitfuse(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, "
+    "Tensor context_lens, Tensor mask, Tensor seq_len, int num_kv_heads, int num_heads, float scale_value, "
+    "Tensor(a!) out) -> ()"
+)
+_library.impl("_npu_paged_attention_mla", paged_attention_of_latent, "PrivateUse1")
+_library.impl("_npu_paged_attention_splitfuse", paged_attention_of_several, "PrivateUse1")
 _library.impl("_npu_paged_attention", paged_attention, "PrivateUse1")
 _library.impl("_npu_paged_attention_get_workspace", _workspace, "PrivateUse1")
 _library.impl("_npu_reshape_and_cache", reshape_and_cache, "PrivateUse1")
-for _name in ("_npu_paged_attention", "_npu_reshape_and_cache"):
+for _name in (
+    "_npu_paged_attention",
+    "_npu_paged_attention_mla",
+    "_npu_paged_attention_splitfuse",
+    "_npu_reshape_and_cache",
+):
     _library.impl(_name, lambda *_, **__: None, "Meta")
