@@ -36,6 +36,8 @@ _LAZY_NAMES = {
     "npu_apply_adam_w": "torch_npu.optim.adam_w",
     "npu_bert_apply_adam": "torch_npu.composed.optimizers",
     "npu_change_data_ptr": "torch_npu.utils.combine_tensors",
+    "npu_hans_decode": "torch_npu.composed.hans",
+    "npu_hans_encode": "torch_npu.composed.hans",
     "print_npugraph_tensor": "torch_npu.npu.graph_debug",
     "save_npugraph_tensor": "torch_npu.npu.graph_debug",
     "unfused_report": "torch_npu.fusion",

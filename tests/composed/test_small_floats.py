@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torch_npu.composed.small_floats import float4_values, hifloat8, hifloat8_values
+from torch_npu.composed.small_floats import float4, float4_values, hifloat8, hifloat8_values
 
 CODES = torch.arange(256).to(torch.uint8)
 DEVICES = pytest.mark.parametrize("device", ["cpu", "npu"])
@@ -49,3 +49,25 @@ def test_float4_comes_in_pairs(device):
     assert torch.equal(float4_values(packed.to(device)).cpu(), both.view(4, 16))
     assert torch.equal(float4_values(packed.to(device), 0).cpu(), both.view(4, 8, 2).transpose(1, 2).reshape(8, 8))
     assert torch.equal(float4_values(packed.T.to(device), -2).cpu(), both.view(4, 16).T)
+
+
+@DEVICES
+@pytest.mark.parametrize("mode", ["rint", "round", "floor"])
+def test_numbers_become_float4(device, mode):
+    values = float4_values(torch.arange(8).to(torch.uint8) | torch.arange(8).to(torch.uint8) << 4)[::2]
+    halfway = (values[1:] + values[:-1]) / 2
+    x = torch.cat([values, halfway, torch.randn(64) * 4, torch.tensor([7.0, 100.0, 0.1])])
+    x = torch.cat([x, -x])
+    actual = float4_values(float4(x.to(device), mode)).cpu()
+    table = torch.cat([-values.flip(0), values]).double()
+    for number, result in zip(x.double().tolist(), actual.tolist(), strict=True):
+        number = max(-6.0, min(6.0, number))
+        if mode == "floor":
+            assert result == table[table <= number].max().item()
+            continue
+        distance = (table - number).abs()
+        assert abs(result - number) == distance.min().item()
+        near = sorted({abs(v) for v in table[distance == distance.min()].tolist()})
+        if len(near) == 2:
+            even = near[0] if values.tolist().index(near[0]) % 2 == 0 else near[1]
+            assert abs(result) == (near[1] if mode == "round" else even)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["float4_values", "hifloat8", "hifloat8_values"]
+__all__ = ["float4", "float4_values", "hifloat8", "hifloat8_values"]
 
 _NAN, _INFINITY = 0x80, 0x6F
 
@@ -51,8 +51,8 @@ def hifloat8(x: Tensor) -> Tensor:
     return signed.masked_fill(wide.isnan(), _NAN)
 
 
-_FLOAT4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-_FLOAT4 = torch.cat([_FLOAT4, -_FLOAT4])
+_POSITIVE4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+_FLOAT4 = torch.cat([_POSITIVE4, -_POSITIVE4])
 
 
 def float4_values(pairs: Tensor, dim: int = -1) -> Tensor:
@@ -60,3 +60,20 @@ def float4_values(pairs: Tensor, dim: int = -1) -> Tensor:
     codes = torch.stack((pairs & 0xF, pairs >> 4), -1).long()
     numbers = _FLOAT4.to(pairs.device)[codes]
     return numbers.movedim(dim if dim >= 0 else dim - 1, -2).flatten(-2).movedim(-1, dim)
+
+
+def float4(x: Tensor, round_mode: str) -> Tensor:
+    """``x`` in pairs of float4_e2m1 along the last dimension, as uint8; what is too large becomes 6.
+
+    round_mode: rint (to the nearest, ties to the even code), round (ties away from zero) or floor (downwards).
+    """
+    size, values = x.float().abs(), _POSITIVE4.to(x.device)
+    if round_mode == "floor":
+        below = torch.bucketize(size, values[1:], right=True)
+        codes = torch.where(x < 0, torch.bucketize(size, values).clamp_max(7), below)
+    else:
+        halfway = (values[1:] + values[:-1]) / 2
+        low, high = (torch.bucketize(size, halfway, right=right) for right in (False, True))
+        codes = high if round_mode == "round" else torch.where(low % 2 == 0, low, high)
+    signed = (codes + 8 * (x < 0)).to(torch.uint8).unflatten(-1, (-1, 2))
+    return signed[..., 0] | signed[..., 1] << 4
