@@ -169,6 +169,79 @@ def test_tokens_are_read_from_pages(cumulative, starts):
         assert torch.equal(other, result)
 
 
+def distances(queries: int, keys: int, slopes: Tensor | None, root: bool = False) -> Tensor:
+    """What is added to scores [heads, queries, keys] by slopes, in float64; later keys are not seen."""
+    far = (torch.arange(keys)[keys - queries :, None] - torch.arange(keys)).double()
+    later = far < 0
+    far = far.clamp_min(0)
+    numbers = 0 if slopes is None else slopes.double()[:, None, None] * (far.sqrt() if root else far)
+    return (torch.zeros(HEADS, queries, keys).double() + numbers).masked_fill(later, -torch.inf)
+
+
+@DTYPES
+@pytest.mark.parametrize("mask_type", [1, 2, 4, 5])
+@pytest.mark.parametrize("flat", [False, True])
+def test_prompts_with_a_bias(dtype, mask_type, flat):
+    lengths, tokens = [7, 1, 12], 20
+    q, k = rand(tokens, HEADS, SIZE, dtype=dtype), rand(tokens, KEY_HEADS, SIZE, dtype=dtype)
+    v, slopes = rand(tokens, KEY_HEADS, SIZE - 8, dtype=dtype), -torch.rand(HEADS)
+    shapes = {1: (12, 12), 2: (3, HEADS, 12, 12)}
+    mask = rand(*shapes.get(mask_type, (256, 256)), dtype=dtype)
+    out = torch.empty(tokens, HEADS, SIZE - 8, dtype=dtype, device="npu")
+    given = [(t.flatten(1) if flat else t).npu() for t in (q, k, v)]
+    torch_npu.atb._npu_flash_attention_v2(
+        *given, lengths, mask=mask.npu(), slopes=slopes.npu(), mask_type=mask_type, scale_value=SCALE, num_heads=HEADS,
+        num_kv_heads=KEY_HEADS, out=out.flatten(1) if flat else out,
+    )  # fmt: skip
+    first = 0
+    for number, length in enumerate(lengths):
+        some = slice(first, first + length)
+        if mask_type < 3:
+            added = (mask if mask_type == 1 else mask[number])[..., :length, :length].double()
+        else:
+            added = distances(length, length, slopes, mask_type == 5)
+        assert_close(out[some].cpu(), attention(q[some], k[some], v[some], SCALE, added)[0], terms=8)
+        first += length
+
+
+@DTYPES
+@pytest.mark.parametrize("mask_type", [3, 4, 5])
+@pytest.mark.parametrize("flat", [False, True])
+def test_prompts_behind_pages(dtype, mask_type, flat):
+    (keys, values), table = pages(dtype, SIZE, SIZE)
+    queries, slopes = [3, 33, 1], -torch.rand(HEADS)
+    q = rand(sum(queries), HEADS, SIZE, dtype=dtype)
+    caches = [(t.flatten(2) if flat else t).npu() for t in (keys, values)]
+    out = torch.empty_like(q, device="npu")
+    torch_npu.atb._npu_flash_attention_prefix_v2(
+        q.npu(), *caches, table.npu(), torch.zeros(256, 256).npu(), queries, LENGTHS, slopes=slopes.npu(),
+        mask_type=mask_type, num_kv_heads=KEY_HEADS, num_heads=HEADS, scale_value=SCALE, out=out,
+    )  # fmt: skip
+    first = 0
+    for number, (count, length) in enumerate(zip(queries, LENGTHS, strict=True)):
+        some = slice(first, first + count)
+        k, v = (of_sequence(t, table, number, length) for t in (keys, values))
+        added = distances(count, length, None if mask_type == 3 else slopes, mask_type == 5)
+        assert_close(out[some].cpu(), attention(q[some], k, v, SCALE, added)[0], terms=8)
+        first += count
+
+
+def test_refusals_of_biases():
+    q = rand(4, HEADS, SIZE, dtype=torch.float16).npu()
+    call = torch_npu.atb._npu_flash_attention_v2
+    options = {"num_heads": HEADS, "num_kv_heads": HEADS, "out": q}
+    with pytest.raises(ValueError, match="mask_type 2 needs a mask"):
+        call(q, q, q, [4], **options)
+    with pytest.raises(ValueError, match=r"needs slopes \[4\]"):
+        call(q, q, q, [4], mask_type=4, **options)
+    with pytest.raises(NotImplementedError, match="mask_type 6"):
+        call(q, q, q, [4], mask_type=6, **options)
+    with pytest.raises(ValueError, match="expected 5 tokens"):
+        call(q, q, q, [5], **options)
+    with pytest.raises(ValueError, match="as many seq_len"):
+        torch_npu.atb._npu_flash_attention_prefix_v2(q, q, q, torch.zeros(2, 1).int().npu(), q, [4], [4], **options)
+
+
 def test_shapes_in_traces():
     with FakeTensorMode():
         q, rope = torch.empty(3, HEADS, SIZE, device="npu"), torch.empty(3, HEADS, ROPE, device="npu")

@@ -1,7 +1,8 @@
 """``torch_npu.atb``: operators of Ascend's transformer library (ATB) that its plug-in has as ``torch.ops.atb``.
 
 That library is no part of CANN's operators; here its operators are calls of CANN's own. More of them, under names of
-``torch.ops.npu``, are in ``npu/paged_attention.py`` and ``npu/transformer_library.py``.
+``torch.ops.npu``, are in ``npu/paged_attention.py`` and ``npu/transformer_library.py``; ``npu/biased_attention.py`` has
+the rest of ``torch.ops.atb``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from torch_npu.npu import biased_attention as biased_attention
 
 _library = torch.library.Library("atb", "FRAGMENT")
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 __all__ = [
     "flash_attention",
     "flash_attention_unpad",
+    "heads_of",
     "matmul_add",
     "quantize",
     "reshape_and_cache",
@@ -22,7 +23,7 @@ __all__ = [
 _library = torch.library.Library("npu", "FRAGMENT")
 
 
-def _heads(name: str, tensor: Tensor, heads: int) -> Tensor:
+def heads_of(name: str, tensor: Tensor, heads: int) -> Tensor:
     """[tokens, heads, size] of that, or of [tokens, heads * size]; a view."""
     if tensor.dim() == 3 and tensor.shape[1] == heads:
         return tensor
@@ -43,14 +44,14 @@ def _attend(
     out: Tensor,
 ) -> None:
     """Each sequence by itself, one behind the other in all tensors."""
-    q, k, v = _heads(name, query, heads[0]), _heads(name, key, heads[1]), _heads(name, value, heads[1])
+    q, k, v = heads_of(name, query, heads[0]), heads_of(name, key, heads[1]), heads_of(name, value, heads[1])
     lengths = seq_len.tolist()
     if sum(lengths) > len(q) or len(k) != len(q) or len(v) != len(q):
         raise ValueError(
             f"{name}: query, key and value must have as many tokens as seq_len says ({sum(lengths)} in all); got "
             f"{len(q)}, {len(k)} and {len(v)}"
         )
-    result, first = _heads(name, out, heads[0]), 0
+    result, first = heads_of(name, out, heads[0]), 0
     for number, length in enumerate(lengths):
         some = slice(first, first + length)
         added = None
