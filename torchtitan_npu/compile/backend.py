@@ -22,6 +22,8 @@ from torchtitan_npu.compile.folding import FOLDING, PREPARATIONS, Folded, Folded
 from torchtitan_npu.compile.fusion import partition
 from torchtitan_npu.compile.lazy_negations import spell_out_negations, take_tangents_as_they_lie
 from torchtitan_npu.compile.linear import fuse_linear_activation
+from torchtitan_npu.compile.mixtures import NAME as FUSE_MIXTURES
+from torchtitan_npu.compile.mixtures import count_mixtures, watch_mixtures
 from torchtitan_npu.compile.passes import PASSES, optimize
 from torchtitan_npu.compile.plan import Plan
 from torchtitan_npu.compile.registered import use_registered_kernels
@@ -32,6 +34,7 @@ PASSES_OF_FUNCTIONS: dict[str, Callable[[GraphModule], int]] = {
     "fuse_attention": fuse_attention,
     "fuse_rotary": fuse_rotary,
     "fuse_cross_entropy": fuse_cross_entropy,
+    FUSE_MIXTURES: count_mixtures,  # they are fused before Dynamo traces
 }
 """Passes over Dynamo's graph of torch's functions, for forward and backward alike; in order."""
 
@@ -89,6 +92,7 @@ def npu(
         CompilerError: fused kernels cannot be compiled.
     """
     chosen = Options.read(mode, options)
+    watch_mixtures(passes_of)
     if not _has_npu_tensor(module, example_inputs):
         report.note_fallback(f"graph of {len(module.graph.nodes)} nodes: no tensor of it is on device npu")
         return module.forward
@@ -101,6 +105,13 @@ def npu(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )(module, example_inputs)
+
+
+def passes_of(backend: Any) -> dict[str, bool] | None:
+    """The option ``passes`` of a backend that Dynamo was given; None for backends of others."""
+    if getattr(backend, "compiler_fn", backend) is not npu:
+        return None
+    return Options.read(None, getattr(backend, "kwargs", {}).get("options")).passes
 
 
 def _has_npu_tensor(module: GraphModule, inputs: Sequence[Any]) -> bool:

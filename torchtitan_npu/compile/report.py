@@ -12,6 +12,7 @@ from torch.fx import Node
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.group import Group
 from torchtitan_npu.compile.views import is_view
+from torchtitan_npu.fused.optimize import Swap
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ counters: Counter[str] = Counter()
 
 _reports: list[GraphReport] = []
 _fallbacks: list[str] = []
+_swaps: list[Swap] = []
 _lock = threading.Lock()
 
 
@@ -134,9 +136,21 @@ def fallbacks() -> list[str]:
         return list(_fallbacks)
 
 
+def swaps() -> list[Swap]:
+    """Modules that have a forward of their own while Dynamo traces, with the error; or why they have none."""
+    with _lock:
+        return list(_swaps)
+
+
+def note_swap(swap: Swap) -> None:
+    with _lock:
+        _swaps.append(swap)
+
+
 def reset() -> None:
     """Forgets reports, reasons and counts."""
     with _lock:
+        _swaps.clear()
         _reports.clear()
         _fallbacks.clear()
         counters.clear()

@@ -82,19 +82,21 @@ def optimize(model: nn.Module, converters: Sequence[str] | None = None, toleranc
             if isinstance(offer, str):
                 swap = Swap(name, type(module).__name__, converter, None, offer)
             else:
-                swap = _try(name, module, converter, offer, tolerance, report)
+                swap = attempt(name, module, converter, offer, tolerance, report)
                 covered |= {(m, converter) for m in offer.covers if swap.kept}
             report.swaps.append(swap)
     return report
 
 
-def _try(name: str, module: nn.Module, converter: str, offer: Offer, tolerance: float | None, report: Report) -> Swap:
+def attempt(
+    name: str, module: nn.Module, converter: str, offer: Offer, tolerance: float | None, report: Report
+) -> Swap:
     """Keeps the forwards with which the module agrees best with itself, if they agree."""
 
     def refused(reason: str) -> Swap:
         return Swap(name, type(module).__name__, converter, None, reason)
 
-    if not offer.builds_on_forward and any(_is_replaced(m) for swap in offer.swaps for m in swap):
+    if not offer.builds_on_forward and any(is_replaced(m) for swap in offer.swaps for m in swap):
         return refused("its forward was replaced before")
     parameter = next(module.parameters())
     if parameter.device.type != "npu":
@@ -138,7 +140,7 @@ def _errors(module: nn.Module, offer: Offer, sample: _Sample) -> list[float]:
     return errors
 
 
-def _is_replaced(module: nn.Module) -> bool:
+def is_replaced(module: nn.Module) -> bool:
     """Whether the module has a forward of its own (transformers leaves that of the class behind where it records)."""
     own = vars(module).get("forward")
     return own is not None and getattr(own, "__func__", None) is not type(module).forward
