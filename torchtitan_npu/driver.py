@@ -21,6 +21,9 @@ ModuleState: Any = torch_npu._C._ModuleState
 RecordedCall: Any = torch_npu._C._RecordedCall
 # Addresses(addresses).are_those_of(tensors): whether each tensor of a list lies there; 0 stands for any address.
 Addresses: Any = torch_npu._C._Addresses
+# RecordedPlan(addresses, places, graph, results, handed_out): a captured plan. replay(inputs, stream) gives the
+# results, or None, and nothing was done, where inputs lie elsewhere, results are in use or the stream is another one.
+RecordedPlan: Any = torch_npu._C._RecordedPlan
 # Lane(): memory that graphs share which never run at the same time. `pool` names it; is_free() says whether no forward
 # in it waits for its backward; order() makes the current stream wait for its last use.
 Lane: Any = torch_npu._C._Lane

@@ -50,6 +50,8 @@ class Plan:
         # Arena and launch arguments are the instance's: one thread at a time runs the plan, one stream after another.
         resolve_tangents(arguments, self.tangents)
         with self._lock:
+            if self._sunk is not None and (results := self._sunk.again(arguments)) is not None:
+                return results
             # A thread of autograd whose first work is this plan has chosen a device, and CANN does not know yet.
             runtime().ensure_device(torch._C._accelerator_getDeviceIndex())
             if npu.is_current_stream_capturing():

@@ -17,6 +17,7 @@ void bind_python_line();
 void bind_trace(py::module_& m);
 void bind_module_state(py::module_& m);
 void bind_recorded_call(py::module_& m);
+void bind_recorded_plan(py::module_& m);
 void bind_memory(py::module_& m);
 void bind_memory_alias(py::module_& m);
 void bind_memory_snapshot(py::module_& m);

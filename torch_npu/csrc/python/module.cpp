@@ -18,5 +18,6 @@ PYBIND11_MODULE(_C, m) {
   torch_npu::python::bind_trace(m);
   torch_npu::python::bind_module_state(m);
   torch_npu::python::bind_recorded_call(m);
+  torch_npu::python::bind_recorded_plan(m);
   torch_npu::python::bind_distributed(m);
 }

@@ -10,8 +10,8 @@
 #include "torch_npu/csrc/device/stream.h"
 #include "torch_npu/csrc/graph/lane.h"
 #include "torch_npu/csrc/graph/npu_graph.h"
-#include "torch_npu/csrc/memory/caching_allocator.h"
 #include "torch_npu/csrc/python/bindings.h"
+#include "torch_npu/csrc/python/handed_out.h"
 #include "torch_npu/csrc/python/module_state.h"
 
 namespace torch_npu::python {
@@ -75,18 +75,7 @@ class Argument {
 struct Way {
   std::shared_ptr<graph::NPUGraph> graph;
   std::vector<at::Tensor> results;
-  std::vector<std::pair<at::Tensor, size_t>> unused;  // for each storage its uses when no caller holds it
-
-  /// Whether the graph may fill the memory again.
-  bool is_free() const {
-    return std::all_of(unused.begin(), unused.end(), [](const auto& entry) {
-      const at::Storage& storage = entry.first.storage();
-      if (static_cast<size_t>(storage.use_count()) != entry.second) return false;
-      // Only the allocator knows when another stream is done with it.
-      const memory::Block* block = memory::block_of(storage.data_ptr());
-      return block == nullptr || block->stream_uses.empty();
-    });
-  }
+  HandedOut handed_out;
 
   std::vector<at::Tensor> replay() const {
     graph->replay();
@@ -95,8 +84,7 @@ struct Way {
     return given;
   }
 };
-using WayParts = std::tuple<std::shared_ptr<graph::NPUGraph>, std::vector<at::Tensor>,
-                            std::vector<std::pair<at::Tensor, size_t>>>;
+using WayParts = std::tuple<std::shared_ptr<graph::NPUGraph>, std::vector<at::Tensor>, HandedOut>;
 
 /// A call of a module whose graphs work on the memory of its arguments, found again and replayed without
 /// Python. It is made for exactly one call; all that differs from it is for torchtitan_npu.sinking to look
@@ -111,14 +99,15 @@ class RecordedCall {
       names_.push_back(py::reinterpret_borrow<py::object>(name));
       arguments_.emplace_back(value);
     }
-    for (const auto& [graph, results, unused] : graphs) ways_.push_back({graph, results, unused});
+    for (const auto& [graph, results, handed_out] : graphs) ways_.push_back({graph, results, handed_out});
   }
 
   /// The results, or None: the call is another one, or the results of the graphs are all in use.
   std::optional<std::vector<at::Tensor>> replay(const py::tuple& args, const py::dict& kwargs) const {
     if (!are_arguments(args, kwargs) || !(Modes() == modes_) || is_watched() || !lane_->is_free()) return {};
     if (!of_module().is_unchanged() || of_module().training() != training_) return {};
-    const auto way = std::find_if(ways_.begin(), ways_.end(), [](const Way& w) { return w.is_free(); });
+    const auto way =
+        std::find_if(ways_.begin(), ways_.end(), [](const Way& w) { return is_free(w.handed_out); });
     if (way == ways_.end()) return {};
     const py::gil_scoped_release released;
     lane_->order();
