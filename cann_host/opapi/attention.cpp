@@ -222,7 +222,7 @@ AttentionResult attend(const Attention& a, bool wants_maximum) {
   TORCH_CHECK(a.key.size(1) > 0 && a.query.size(1) % a.key.size(1) == 0, "query has ", a.query.size(1),
               " heads and key ", a.key.size(1), "; the first must be a multiple of the second");
   if (decodes(a)) return decode(a, {});
-  if (a.keep == 1 && takes_blocks(a)) {
+  if (a.keep == 1 && takes_blocks(a, wants_maximum)) {
     auto bias = bias_of(a, at::kFloat, /*causal_is_done=*/true);
     if (bias.defined()) {
       bias = bias.expand({a.query.size(0), a.query.size(1), a.query.size(2), a.key.size(2)});

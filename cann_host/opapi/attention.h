@@ -41,7 +41,7 @@ struct AttentionGradient {
 };
 
 /// Raises for a sparse mode or shapes that it does not know. Maxima of many queries in float32 cost a second
-/// product of queries and keys.
+/// product of queries and keys where the processor lacks the products of blocks.
 AttentionResult attend(const Attention& a, bool wants_maximum);
 AttentionGradient attend_backward(const Attention& a, const at::Tensor& grad, const AttentionResult& result,
                                   bool wants_shift, bool wants_sink);

@@ -448,13 +448,14 @@ AttentionGradient backward(const Attention& a, const at::Tensor& grad, const Att
 
 template <class Call>
 auto by_dtype(at::ScalarType dtype, const Call& call) {
+  if (dtype == at::kFloat) return call.template operator()<float>();
   return dtype == at::kBFloat16 ? call.template operator()<at::BFloat16>()
                                 : call.template operator()<at::Half>();
 }
 
 }  // namespace
 
-bool takes_blocks(const Attention& a) {
+bool takes_blocks(const Attention& a, bool wants_maximum) {
   for (const auto* t : {&a.query, &a.key, &a.value}) {
     if (t->scalar_type() != a.query.scalar_type() || t->stride(-1) != 1 || t->numel() == 0) return false;
   }
@@ -463,8 +464,8 @@ bool takes_blocks(const Attention& a) {
     // Pairs of elements of a head are multiplied together.
     return a.query.size(3) % 2 == 0 && a.value.size(3) % 2 == 0 && multiplies<at::BFloat16>();
   }
-  // float32 is faster in ATen's own kernel, which multiplies by MKL.
-  return dtype == at::kHalf && multiplies<float>();
+  // float32 is faster in ATen's own kernel, which multiplies by MKL but does not tell the maxima.
+  return (dtype == at::kHalf || (dtype == at::kFloat && wants_maximum)) && multiplies<float>();
 }
 
 AttentionResult attend_in_blocks(const Attention& a, const at::Tensor& bias) {

@@ -1,13 +1,14 @@
-// Flash attention of many queries in 16-bit floats: matrix products of blocks by oneDNN's kernels, as PyTorch
-// ships them, with softmax between them while the blocks are in the cache.
+// Flash attention of many queries, of 16-bit floats above all: matrix products of blocks by oneDNN's kernels,
+// as PyTorch ships them, with softmax between them while the blocks are in the cache.
 #pragma once
 
 #include "cann_host/opapi/attention.h"
 
 namespace cann_host {
 
-/// Whether the processor has the products, and the attention is of their types and layout.
-bool takes_blocks(const Attention& a);
+/// Whether the processor has the products, and the attention is of their types and layout. float32 is left to
+/// others, unless the maxima of scores are wanted.
+bool takes_blocks(const Attention& a, bool wants_maximum = false);
 
 /// `bias` [batch, heads, queries, keys] in float32 with neighbouring keys, or undefined. Without regard to
 /// what `a` says beside is_causal() and the scale.

@@ -160,6 +160,8 @@ def test_rotation_and_back(interleaved: bool, dtype: torch.dtype) -> None:
         (8, 2, 1, 65, 24),  # four rows of a head are one piece of work
         (9, 1, 1, 130, 70),
         (6, 2, 3, 41, 133),  # where they see as many keys
+        (2, 2, 1, 600, 40),  # several blocks of keys
+        (4, 1, 1, 530, 72),
     ],
 )
 def test_decode_attention(
