@@ -69,7 +69,7 @@ def test_strided_tensors_are_packed():
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 17, 40, 530])
-@pytest.mark.parametrize(("inner", "columns"), [(2, 2), (16, 16), (33, 50), (80, 129), (130, 531)])
+@pytest.mark.parametrize(("inner", "columns"), [(2, 2), (16, 16), (33, 50), (80, 129), (130, 531), (1039, 70)])
 def test_products_read_packed_weights(dtype, rows, inner, columns):
     x, w, b = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(columns)
     x, w, b = x.to(dtype).npu(), w.to(dtype).npu(), b.to(dtype).npu()

@@ -155,7 +155,8 @@ bool nz_matmul(const NzMatmul& arguments) {
   const bool tiles = multiplies_tiles(*product, a);
   if (!tiles) a.tiles = nullptr;
   constexpr int64_t rows_at_once = 512;  // of which x, as the kernels read it, stays in the caches
-  const auto multiply = tiles || a.rows > nz_row_block ? &multiply_panels : &multiply_rows;
+  const int64_t few = a.transposed ? nz_transposed_row_block : nz_row_block;
+  const auto multiply = tiles || a.rows > few ? &multiply_panels : &multiply_rows;
   for (int64_t m = 0; m < a.rows; m += rows_at_once)
     multiply(*product, rows_of(a, m, std::min(rows_at_once, a.rows - m)));
   return true;

@@ -8,6 +8,8 @@ constexpr int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 /// Rows of x that the kernels for few rows take at a time. More are multiplied by panels of the weight.
 constexpr int64_t nz_row_block = 32;
+/// The same of a transposed weight, whose sums, a vector each, stay in the L1 cache then.
+constexpr int64_t nz_transposed_row_block = 16;
 
 /// Of all instruction sets, in columns and rows of the weight.
 constexpr int64_t nz_widest_panel = 32, nz_deepest_panel = 512;

@@ -20,6 +20,12 @@ constexpr int panel_columns = 2 * lanes;
 template <class P>
 constexpr int64_t panel_depth = 16384 / sizeof(typename P::X) / panel_columns;
 
+/// Of products by tiles it takes more: their sums are read and written again for each panel.
+template <class P>
+int64_t depth_of_panels(const NzMatmul& a) {
+  return a.tiles != nullptr ? nz_deepest_panel : panel_depth<P>;
+}
+
 /// One of the two vectors of columns, from column `n` of w and its row `k`. The next panel's lies `ahead`
 /// numbers behind it: it is asked for while this one is multiplied.
 template <class P>
@@ -128,12 +134,13 @@ void copy_part(const NzMatmul& a, int64_t k, int64_t depth, typename P::X* to) {
   }
 }
 
-/// In parts of panel_depth<P>; in a part groups of rows, and in a group pieces of 16.
+/// In parts of depth_of_panels(); in a part groups of rows, and in a group pieces of 16.
 template <class P>
 void prepare_panels(const NzMatmul& a, int64_t begin, int64_t end, void* prepared) {
   static_assert(nz_deepest_panel % panel_depth<P> == 0 && nz_widest_panel % panel_columns == 0);
-  for (int64_t k = begin; k < end; k += panel_depth<P>) {
-    const int64_t depth = padded(end - k) < panel_depth<P> ? padded(end - k) : panel_depth<P>;
+  const int64_t deepest = depth_of_panels<P>(a);
+  for (int64_t k = begin; k < end; k += deepest) {
+    const int64_t depth = padded(end - k) < deepest ? padded(end - k) : deepest;
     if (a.tiles != nullptr) {
       copy_part<P>(a, k, depth, static_cast<typename P::X*>(prepared) + k * a.rows);
       continue;
@@ -150,12 +157,14 @@ void prepare_panels(const NzMatmul& a, int64_t begin, int64_t end, void* prepare
 template <class P>
 void multiply_panels(const NzMatmul& a, const void* prepared, int64_t begin, int64_t end, float* sums) {
   using X = typename P::X;
-  alignas(64) X panel[panel_depth<P> * panel_columns];
-  const int64_t inner = padded(a.inner);
+  constexpr int64_t room = sizeof(X) == sizeof(BFloat16) ? nz_deepest_panel : panel_depth<P>;
+  static_assert(room >= panel_depth<P>);
+  alignas(64) X panel[room * panel_columns];
+  const int64_t inner = padded(a.inner), deepest = depth_of_panels<P>(a);
   const int64_t panels = (end - begin + panel_columns - 1) / panel_columns;
   std::memset(sums, 0, panels * a.rows * panel_columns * sizeof *sums);
-  for (int64_t k = 0; k < inner; k += panel_depth<P>) {
-    const int64_t depth = inner - k < panel_depth<P> ? inner - k : panel_depth<P>;
+  for (int64_t k = 0; k < inner; k += deepest) {
+    const int64_t depth = inner - k < deepest ? inner - k : deepest;
     for (int64_t p = 0; p < panels; ++p) {
       const int64_t n = begin + p * panel_columns;
       const bool last = p + 1 == panels;

@@ -81,10 +81,13 @@ void add_blocks(const typename P::Number* weight, int64_t stride, int64_t vector
     }
   }
   constexpr int vectors_a_line = 64 / sizeof(typename P::Number) / P::elements;
+  constexpr int64_t ahead = 1024 / sizeof(typename P::Number);
   for (int64_t v = 0; v < vectors; v += P::parts) {
-    // The columns of blocks lie far apart: the next ones are asked for in time, line by line.
+    // Each line is asked for in time, also those of the columns of blocks that come next and lie far away.
     if (first && v % vectors_a_line == 0) {
-      for (int k = 0; k < K; ++k) __builtin_prefetch(weight + (K + k) * stride + v * P::elements, 0, 2);
+      const int64_t there = v * P::elements + ahead, rest = there - vectors * P::elements;
+      const auto* next = rest < 0 ? weight + there : weight + K * stride + rest;
+      for (int k = 0; k < K; ++k) __builtin_prefetch(next + k * stride);
     }
 #pragma GCC unroll 4
     for (int p = 0; p < P::parts; ++p) {
