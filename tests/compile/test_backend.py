@@ -183,6 +183,36 @@ def test_dynamic_shapes() -> None:
     assert counters["graphs"] == 1
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[x > 0].cumsum(0) * 2 + 1,
+        lambda x: torch.nonzero(x > 0).float().sum(0) * 2,
+        lambda x: x * (x > 0).sum().item(),
+    ],
+    ids=["mask", "nonzero", "number"],
+)
+def test_sizes_that_depend_on_data(function: Callable[[Tensor], Tensor]) -> None:
+    settings = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with torch._dynamo.config.patch(settings):
+        compiled_function = torch.compile(function, backend="npu", fullgraph=True)
+        for _ in range(3):
+            x = torch.randn(5, 6)
+            assert_close(compiled_function(x.npu()), function(x), terms=30)
+    assert all("depends on data" in reason for reason in fallbacks())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_numbers_rounded_to_float8(dtype: torch.dtype) -> None:
+    def there_and_back(x: Tensor) -> Tensor:
+        return x.to(dtype).to(torch.float32) * 2
+
+    x = torch.randn(5, 6)
+    assert torch.equal(compiled(there_and_back)(x.npu()).cpu(), there_and_back(x))
+    small = x.to(dtype)
+    assert torch.equal(compiled(lambda x: x.float().to(dtype).float())(small.npu()).cpu(), small.float())
+
+
 def test_recompile_limit() -> None:
     """Beyond it Dynamo runs eager, on npu, and says so; with fullgraph it raises."""
     with torch._dynamo.config.patch(recompile_limit=3):

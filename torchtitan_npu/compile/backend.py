@@ -28,6 +28,7 @@ from torchtitan_npu.compile.passes import PASSES, optimize
 from torchtitan_npu.compile.plan import Plan
 from torchtitan_npu.compile.registered import use_registered_kernels
 from torchtitan_npu.compile.rotary import fuse_rotary
+from torchtitan_npu.compile.sizes import SizeReader
 
 PASSES_OF_FUNCTIONS: dict[str, Callable[[GraphModule], int]] = {
     "spell_out_flex_attention": spell_out_flex_attention,
@@ -160,6 +161,7 @@ def _fold(options: Options, module: GraphModule, applied: dict[str, int]) -> Fol
 
 def _why_not_a_plan(module: GraphModule) -> str:
     """A reason why the order of the graph's operators must stay as it is; empty if there is none."""
+    sizes = SizeReader(module.graph)
     for node in module.graph.nodes:
         if node.op in ("call_module", "call_method"):
             return f"{node.op} {node.target}"
@@ -169,4 +171,6 @@ def _why_not_a_plan(module: GraphModule) -> str:
         mutates = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
         if mutates and target is not torch.ops.aten.copy_.default:
             return f"{target} changes its arguments"
+        if size := sizes.unknown_in(node.meta.get("val")):
+            return f"the size {size} of {node.name} depends on data, and a plan is made before it runs"
     return ""

@@ -171,11 +171,18 @@ def remove_cast_chains(graph: Graph) -> int:
         first, middle, last = tensor(inner.args[0]), tensor(inner), tensor(node)
         if first is None or middle is None or last is None or not same_layout(first, last):
             continue
-        widens = torch.promote_types(first.dtype, middle.dtype) == middle.dtype and first.dtype.is_floating_point
-        if widens and not escapes(node):
+        if _holds(middle.dtype, first.dtype) and not escapes(node):
             replace(node, inner.args[0])
             removed += 1
     return removed
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether one type of floats has all numbers of another, float8 among them, which PyTorch does not promote."""
+    if not (wide.is_floating_point and narrow.is_floating_point):
+        return False
+    more, less = torch.finfo(wide), torch.finfo(narrow)
+    return more.eps <= less.eps and more.max >= less.max and more.smallest_normal <= less.smallest_normal
 
 
 def fold_neutral_operands(graph: Graph) -> int:

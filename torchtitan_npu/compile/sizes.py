@@ -28,6 +28,14 @@ class SizeReader:
         if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
             self._sources.setdefault(size.node.expr, source)
 
+    def unknown_in(self, values: Any) -> str:
+        """A size of tensors that no argument tells, such as how many elements a mask keeps; empty if there is none."""
+        for tensor in torch.utils._pytree.tree_leaves(values):
+            for size in (*tensor.shape, *tensor.stride()) if isinstance(tensor, torch.Tensor) else ():
+                if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols <= self._sources.keys():
+                    return str(size)
+        return ""
+
     def key(self, arguments: Sequence[Any]) -> tuple[int, ...]:
         """The values of all symbols, in a fixed order; () for a graph of fixed sizes."""
         return tuple(
