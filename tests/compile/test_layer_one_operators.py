@@ -61,6 +61,30 @@ def test_rotary(dtype: torch.dtype, layout: str) -> None:
         assert_close(x.grad, y.grad, terms=2)
 
 
+@pytest.mark.parametrize(
+    ("heads", "gradient", "found"), [(65, False, 1), (64, False, 1), (63, False, 0), (9, True, 1), (3, True, 0)]
+)
+def test_rotary_of_large_float32(heads: int, gradient: bool, found: int) -> None:
+    x, angles = torch.randn(2, 64, heads, 128).transpose(1, 2), torch.randn(64, 128)
+    given = [x, angles.cos(), angles.sin()]
+    ours = [t.npu().requires_grad_(gradient and n == 0) for n, t in enumerate(given)]
+    exact = [t.double().requires_grad_(gradient and n == 0) for n, t in enumerate(given)]
+
+    def one(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return q * cos[None, None] + rotate_half(q) * sin[None, None]
+
+    got, expected = torch.compile(one, backend="npu")(*ours), one(*exact)
+    assert times("fuse_rotary") == found
+    assert got.stride() == expected.stride()
+    assert_close(got, expected, terms=2)
+    if not gradient:
+        return
+    grad = torch.randn(expected.shape)
+    got.backward(grad.npu())
+    expected.backward(grad.double())
+    assert_close(ours[0].grad, exact[0].grad, terms=2)
+
+
 def other_half(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = q.shape[-1] // 2
     return q * cos + torch.cat((q[..., half:], -q[..., :half]), -1) * sin

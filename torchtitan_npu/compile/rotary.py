@@ -1,7 +1,8 @@
-"""Rotary embedding, ``x * cos + rotated(x) * sin``, of 16-bit floats becomes ``npu_rotary_mul``.
+"""Rotary embedding, ``x * cos + rotated(x) * sin``, becomes ``npu_rotary_mul``.
 
 It is looked for in Dynamo's graph, where the halves of ``rotated(x) = cat((-x[..., h:], x[..., :h]), -1)`` are seen for
-forward and backward alike. Float32 stays with the kernel of the automatic fusion, which is as fast there.
+forward and backward alike. Small float32 tensors stay with the kernel of the automatic fusion, which shares a launch
+with its neighbours; of large ones it is slower, as it reads each half of x twice.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch.fx import Graph, GraphModule, Node
 __all__ = ["fuse_rotary"]
 
 _Target = str | Callable[..., Any]
+_HALVES = (torch.float16, torch.bfloat16)
+_LARGE = 1 << 20  # elements from which on float32, too, is faster in the operator
+_LARGE_WITH_GRADIENT = 1 << 16  # the same where its gradient is asked for, which is 4 times as fast
 _ADD: set[_Target] = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _TIMES: set[_Target] = {operator.mul, operator.imul, torch.mul, "mul", "mul_"}
 _NEGATIVE: set[_Target] = {operator.neg, torch.neg, "neg"}
@@ -101,9 +105,9 @@ def _is_part(part: Any, x: Node, interval: slice) -> bool:
 
 
 def _fits(x: Any, cosine: Any, sine: Any) -> bool:
-    """Whether these are tensors that the operator takes, of types where it is the faster one."""
+    """Whether these are tensors that the operator takes, of types and sizes where it is the faster one."""
     value, cos, sin = _tensor(x), _tensor(cosine), _tensor(sine)
-    if value is None or cos is None or sin is None or value.dtype not in (torch.float16, torch.bfloat16):
+    if value is None or cos is None or sin is None or not (value.dtype in _HALVES or _is_large(value)):
         return False
     if {t.dtype for t in (cos, sin)} != {value.dtype} or {t.device.type for t in (value, cos, sin)} != {"npu"}:
         return False
@@ -114,6 +118,13 @@ def _fits(x: Any, cosine: Any, sine: Any) -> bool:
     if cos.shape != sin.shape or cos.dim() == 0 or cos.shape[-1] != value.shape[-1]:
         return False
     return torch.broadcast_shapes(value.shape, cos.shape) == value.shape
+
+
+def _is_large(value: Tensor) -> bool:
+    """Whether float32 of fixed sizes is as large as that."""
+    elements = value.numel()
+    enough = _LARGE_WITH_GRADIENT if value.requires_grad else _LARGE
+    return value.dtype is torch.float32 and isinstance(elements, int) and elements >= enough
 
 
 def _tensor(argument: Any) -> Tensor | None:
