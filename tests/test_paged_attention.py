@@ -103,3 +103,39 @@ def test_new_tokens_go_into_a_packed_cache():
         assert torch.equal(cache.cpu(), expected)
     with pytest.raises(ValueError, match="expected caches in one layout"):
         torch_npu._npu_reshape_and_cache(key.npu(), value.npu(), there[0], value[None].npu(), slots.npu())
+
+
+QUANTIZED_LENGTHS = [5, 33, 0, 16]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float16, 1), (torch.bfloat16, 27)], ids=str)
+def test_attention_in_int8(dtype, number):
+    a = arguments([max(n, 1) for n in QUANTIZED_LENGTHS])
+    query, keys, values = (
+        torch.randint(-128, 128, a[name].shape, dtype=torch.int8) for name in ("query", "key_cache", "value_cache")
+    )
+    of_keys, of_values = torch.rand(HEADS) / 500, torch.rand(HEADS) - 0.5
+    lengths = torch.tensor(QUANTIZED_LENGTHS, dtype=torch.int32)
+    out = torch.empty(len(lengths), HEADS, VALUE_SIZE, dtype=dtype, device="npu")
+    given = [t.npu() for t in (query, keys, values)]
+    numbers = (KEY_HEADS, HEADS, SCALE, a["block_table"].npu(), lengths, 3, number, of_keys.npu(), of_values.npu())
+    torch_npu._npu_paged_attention_quant(*given, *numbers, out)
+    for i, length in enumerate(QUANTIZED_LENGTHS):
+        k, v = (
+            t[a["block_table"][i].long()].flatten(0, 1)[:length].double().repeat_interleave(HEADS // KEY_HEADS, 1)
+            for t in (keys, values)
+        )
+        if length == 0:
+            assert not out[i].any()
+            continue
+        scores = torch.einsum("hd,lhd->hl", query[i].double(), k) * of_keys.double()[:, None] * SCALE
+        weights = (scores - scores.amax(1, keepdim=True)).exp()
+        expected = torch.einsum("hl,lhd->hd", (weights * 127).round(), v)
+        expected = expected * of_values.double()[:, None] / 127 / weights.sum(1)[:, None]
+        assert_close(out[i].cpu(), expected, terms=4, atol=0.3)  # a share that is rounded the other way is 128 / 127
+    with pytest.raises(TypeError, match="outdata_type 3"):
+        torch_npu._npu_paged_attention_quant(*given, *numbers[:6], 3, *numbers[7:], out)
+    with pytest.raises(NotImplementedError, match="quant_type must be 3"):
+        torch_npu._npu_paged_attention_quant(*given, *numbers[:5], 1, *numbers[6:], out)
+    with pytest.raises(ValueError, match=r"k_descale and v_descale \[8\]"):
+        torch_npu._npu_paged_attention_quant(*given, *numbers[:8], numbers[8][:2], out)

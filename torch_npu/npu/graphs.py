@@ -17,6 +17,7 @@ from torch_npu import _C
 from torch_npu.npu import _npugraph_utils
 from torch_npu.npu import graph_debug as graph_debug
 from torch_npu.npu import paged_attention as paged_attention
+from torch_npu.npu import quantized_paged_attention as quantized_paged_attention
 from torch_npu.npu import transformer_library as transformer_library
 from torch_npu.npu._host_tensor import BUFFER_MARKER as _NPUGRAPH_TENSOR_BUFFER_SPEC_MARKER  # noqa: F401
 from torch_npu.npu._host_tensor import POINTER_MARKER as _NPUGRAPH_TENSOR_PTR_SPEC_MARKER  # noqa: F401
