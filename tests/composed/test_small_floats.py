@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_npu.composed.small_floats import float4, float4_values, hifloat8, hifloat8_values
 
@@ -71,3 +72,10 @@ def test_numbers_become_float4(device, mode):
         if len(near) == 2:
             even = near[0] if values.tolist().index(near[0]) % 2 == 0 else near[1]
             assert abs(result) == (near[1] if mode == "round" else even)
+
+
+def test_traces_know_the_results():
+    with FakeTensorMode():
+        codes = torch.empty(3, 4, dtype=torch.uint8, device="npu")
+        assert hifloat8(hifloat8_values(codes)).shape == (3, 4)
+        assert float4(float4_values(codes), "rint").shape == (3, 4)

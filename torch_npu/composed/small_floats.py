@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -27,38 +30,41 @@ def _hifloat8_value(code: int) -> float:
     return 2.0**exponent * (1 + (code & ((1 << mantissa) - 1)) / (1 << mantissa))
 
 
+# Tables are lists, and tensors of the call that needs them: a trace has no place for tensors of before.
 _POSITIVE = [_hifloat8_value(code) if code != _INFINITY else float("inf") for code in range(128)]
-_VALUES = torch.tensor(_POSITIVE + [-value for value in _POSITIVE])
-_VALUES[_NAN] = float("nan")
+_VALUES = _POSITIVE + [-value if code else float("nan") for code, value in enumerate(_POSITIVE)]
 # Codes by rising value, and from where on each is the nearest: halfway between two is the larger one.
-_ORDER = torch.tensor(_POSITIVE, dtype=torch.float64).argsort()
-_SORTED = torch.tensor(_POSITIVE, dtype=torch.float64)[_ORDER]
-_SORTED[-1] = 1.5 * 2.0**15  # infinity takes the place of the next number
-_FROM = ((_SORTED[1:] + _SORTED[:-1]) / 2).float()
+_ORDER = sorted(range(128), key=_POSITIVE.__getitem__)
+_SORTED = [_POSITIVE[code] for code in _ORDER[:-1]] + [1.5 * 2.0**15]  # infinity takes the place of the next number
+_FROM = [(low + high) / 2 for low, high in pairwise(_SORTED)]
+
+
+def _table(numbers: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=like.device)
 
 
 def hifloat8_values(codes: Tensor) -> Tensor:
     """float32 numbers of hifloat8 in int8 or uint8."""
-    return _VALUES.to(codes.device)[codes.view(torch.uint8).long()]
+    return _table(_VALUES, codes)[codes.view(torch.uint8).long()]
 
 
 def hifloat8(x: Tensor) -> Tensor:
     """``x`` in hifloat8, as uint8: to the nearest, ties away from zero, infinity from 40960 on."""
     wide = x.float()
-    place = torch.bucketize(wide.abs(), _FROM.to(x.device), right=True)
-    codes = _ORDER.to(x.device, torch.uint8)[place]
+    place = torch.bucketize(wide.abs(), _table(_FROM, x), right=True)
+    codes = _table(_ORDER, x, torch.uint8)[place]
     signed = torch.where((wide < 0) & (codes > 0), codes + 128, codes)
     return signed.masked_fill(wide.isnan(), _NAN)
 
 
-_POSITIVE4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-_FLOAT4 = torch.cat([_POSITIVE4, -_POSITIVE4])
+_POSITIVE4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+_FLOAT4 = [*_POSITIVE4, *(-number for number in _POSITIVE4)]
 
 
 def float4_values(pairs: Tensor, dim: int = -1) -> Tensor:
     """float32 numbers of float4_e2m1 pairs in uint8 along ``dim``, twice as many there; the low bits come first."""
     codes = torch.stack((pairs & 0xF, pairs >> 4), -1).long()
-    numbers = _FLOAT4.to(pairs.device)[codes]
+    numbers = _table(_FLOAT4, pairs)[codes]
     return numbers.movedim(dim if dim >= 0 else dim - 1, -2).flatten(-2).movedim(-1, dim)
 
 
@@ -67,7 +73,7 @@ def float4(x: Tensor, round_mode: str) -> Tensor:
 
     round_mode: rint (to the nearest, ties to the even code), round (ties away from zero) or floor (downwards).
     """
-    size, values = x.float().abs(), _POSITIVE4.to(x.device)
+    size, values = x.float().abs(), _table(_POSITIVE4, x)
     if round_mode == "floor":
         below = torch.bucketize(size, values[1:], right=True)
         codes = torch.where(x < 0, torch.bucketize(size, values).clamp_max(7), below)
