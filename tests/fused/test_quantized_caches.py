@@ -1,4 +1,4 @@
-"""Attention for inference over keys and values in int8, and behind a prefix that all sequences share."""
+"""Attention for inference over keys and values in int8 and int4, and behind a prefix that all sequences share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ MODES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-def stored(shape: tuple[int, ...] = (BATCH, HEADS, KEYS, SIZE)) -> list[Tensor]:
-    return [torch.randint(-128, 128, shape, dtype=torch.int8) for _ in range(2)]
+def stored(shape: tuple[int, ...] = (BATCH, HEADS, KEYS, SIZE), bits: int = 8) -> list[Tensor]:
+    return [torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), shape, dtype=torch.int8) for _ in range(2)]
+
+
+def in_int32(numbers: Tensor) -> Tensor:
+    """int4 numbers, eight in an int32, the first lowest."""
+    packed = (numbers.long() & 15).unflatten(-1, (-1, 8)) << torch.arange(0, 32, 4)
+    return packed.sum(-1).to(torch.int32)
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
@@ -37,9 +43,12 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[list[Tensor], l
 @pytest.mark.parametrize("layout", ["BNSD", "BSH", "BSND"])
 @pytest.mark.parametrize(("queries", "dtype"), [(1, torch.float16), (3, torch.bfloat16), (12, torch.float16)])
 @pytest.mark.parametrize("version", ["", "_v2"])
-def test_keys_and_values_in_int8(mode: str, layout: str, queries: int, dtype: torch.dtype, version: str) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_keys_and_values(
+    mode: str, layout: str, queries: int, dtype: torch.dtype, version: str, bits: int
+) -> None:
     q = inputs(queries, KEYS, size=SIZE, dtype=dtype)[0]
-    caches = stored()
+    caches = stored(bits=bits)
     kind, shape, beside = MODES[mode]
     scales, offsets = numbers(shape, torch.float32 if kind else dtype)
     names = ["scale_key", "scale_value", "offset_key", "offset_value"]
@@ -55,7 +64,7 @@ def test_keys_and_values_in_int8(mode: str, layout: str, queries: int, dtype: to
         options["actual_seq_lengths_kv"] = [KEYS, 9]
     arrange = LAYOUTS[layout]
     out, _ = getattr(torch_npu, f"npu_fused_infer_attention_score{version}")(
-        *(arrange(t).contiguous().npu() for t in (q, *caches)),
+        *(arrange(t).contiguous().npu() for t in (q, *(caches if bits == 8 else map(in_int32, caches)))),
         num_key_value_heads=HEADS,
         input_layout=layout,
         **options,
@@ -70,15 +79,17 @@ def test_keys_and_values_in_int8(mode: str, layout: str, queries: int, dtype: to
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_pages_in_int8(per_head: bool) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_pages(per_head: bool, bits: int) -> None:
     block, table = 8, torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
     q = inputs(1, 16, size=SIZE, dtype=torch.float16)[0]
-    caches = stored((4, HEADS, block, SIZE))
+    caches = stored((4, HEADS, block, SIZE), bits)
     scales, offsets = numbers((4, HEADS, block) if per_head else (4, block), torch.float32)
     mode = 5 if per_head else 4
     out, _ = torch_npu.npu_fused_infer_attention_score(
-        q.npu(), *(t.npu() for t in caches), num_heads=4, num_key_value_heads=HEADS, input_layout="BNSD", scale=0.3,
-        block_table=table.npu(), block_size=block, actual_seq_lengths_kv=[16, 11],
+        q.npu(), *(t.npu() for t in (caches if bits == 8 else map(in_int32, caches))), num_heads=4,
+        num_key_value_heads=HEADS, input_layout="BNSD", scale=0.3, block_table=table.npu(), block_size=block,
+        actual_seq_lengths_kv=[16, 11],
         key_antiquant_scale=scales[0].npu(), value_antiquant_scale=scales[1].npu(),
         key_antiquant_offset=offsets[0].npu(), value_antiquant_offset=offsets[1].npu(),
         key_antiquant_mode=mode, value_antiquant_mode=mode,
@@ -95,13 +106,15 @@ def test_pages_in_int8(per_head: bool) -> None:
 
 @pytest.mark.parametrize("op", ["npu_fused_infer_attention_score", "npu_incre_flash_attention"])
 @pytest.mark.parametrize("shape", [(2,), (2, HEADS, 1, SIZE), (2, HEADS * SIZE)])
-def test_scales_of_keys_and_values_in_one_tensor(op: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_scales_of_keys_and_values_in_one_tensor(op: str, shape: tuple[int, ...], bits: int) -> None:
     q = inputs(1, KEYS, size=SIZE, dtype=torch.float16)[0]
-    caches, (scale, _), (offset, _) = stored(), *numbers(shape, torch.float16)
+    caches, (scale, _), (offset, _) = stored(bits=bits), *numbers(shape, torch.float16)
     scaled = {"scale": 0.3} if op == "npu_fused_infer_attention_score" else {"scale_value": 0.3}
     out = getattr(torch_npu, op)(
-        q.npu(), *(t.npu() for t in caches), num_heads=4, num_key_value_heads=HEADS, input_layout="BNSD",
-        antiquant_scale=scale.npu(), antiquant_offset=offset.npu(), **scaled,
+        q.npu(), *(t.npu() for t in (caches if bits == 8 else map(in_int32, caches))), num_heads=4,
+        num_key_value_heads=HEADS, input_layout="BNSD", antiquant_scale=scale.npu(), antiquant_offset=offset.npu(),
+        **scaled,
     )  # fmt: skip
     out = out[0] if isinstance(out, tuple) else out
     beside = (1, 1, 1, 1) if len(shape) == 1 else (1, HEADS, 1, SIZE)

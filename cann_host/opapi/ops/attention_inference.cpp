@@ -1,5 +1,6 @@
 // CANN's attention operators for inference: caches, sequences of different lengths, paged keys and values.
 #include "cann_host/opapi/attention.h"
+#include "cann_host/opapi/quantized.h"
 #include "opapi/host_functions.h"
 
 namespace cann_host::host {
@@ -7,7 +8,7 @@ namespace {
 
 using Optional = std::optional<at::Tensor>;
 
-/// What int8 keys or values stand for: (number + offset) * scale, each of them for
+/// What int8 (or int4) keys or values stand for: (number + offset) * scale, each of them for
 enum AntiquantMode : int64_t {
   kChannel = 0,    // one of [N, D], or all ([1])
   kToken = 1,      // a token: [B, S]
@@ -115,7 +116,7 @@ at::Tensor dequantized(const Inference& call, const at::Tensor& stored, const An
                        int64_t sequence) {
   if (!quant.scale.has_value()) return stored;
   const int64_t length = stored.size(2);
-  auto values = stored.to(at::kFloat);
+  auto values = as_int8(stored.contiguous()).to(at::kFloat);
   if (quant.offset.has_value())
     values = values + numbers_for(call, *quant.offset, quant.mode, sequence, length);
   return (values * numbers_for(call, *quant.scale, quant.mode, sequence, length))
@@ -275,9 +276,9 @@ void set_antiquant(Inference& call, const Optional& scale, const Optional& offse
     key = {part(scale, 0), part(offset, 0), mode};
     value = {part(scale, 1), part(offset, 1), mode};
   }
-  const bool is_int8 = call.key[0].scalar_type() == at::kChar;
-  TORCH_CHECK(is_int8 == key.scale.has_value() && is_int8 == value.scale.has_value(),
-              "scales of keys and values belong to int8, and int8 needs them; keys are ",
+  const bool is_quantized = !call.key[0].is_floating_point();  // int8, or int4 in int32
+  TORCH_CHECK(is_quantized == key.scale.has_value() && is_quantized == value.scale.has_value(),
+              "scales of keys and values belong to int8 and int4, and these need them; keys are ",
               call.key[0].scalar_type());
   call.of_key = key;
   call.of_value = value;

@@ -63,7 +63,8 @@ SizeList<Int> inference_shape(const at::Tensor& query, const at::Tensor&, const 
                               int64_t heads, int64_t key_heads, std::string_view layout,
                               const std::optional<at::Tensor>& block_table) {
   auto shape = SizeList<Int>(shape_of<Int>(query));
-  const Int last = entry<Int>(shape_of<Int>(value), -1);
+  const Int int4_in_int32(value.scalar_type() == at::kInt ? 8 : 1);
+  const Int last = entry<Int>(shape_of<Int>(value), -1) * int4_in_int32;
   const bool value_is_flat = given(block_table) ? value.dim() == 3 : layout == "BSH";
   const Int size = value_is_flat ? last / Int(key_heads == 0 ? heads : key_heads) : last;
   shape = with<Int>(shape, -1, layout == "BSH" ? size * Int(heads) : size);
