@@ -113,8 +113,9 @@ void multiply_panels(const NzProduct& product, const NzMatmul& a) {
   constexpr int64_t elements_a_thread = 1 << 16;  // of x
   parallel_for(a.inner, std::max(nz_deepest_panel, elements_a_thread / a.rows), nz_deepest_panel,
                [&](int64_t begin, int64_t end) { prepare(a, begin, end, prepared.get()); });
-  constexpr int64_t most_sums = 1 << 16;  // with one part of x they fill half of the L2 cache
-  const int64_t together = std::max(nz_widest_panel, most_sums / a.rows / nz_widest_panel * nz_widest_panel);
+  // Columns whose sums, with a part of x, fill half of the L2 cache: of 2 MiB where there are tiles.
+  const int64_t fit = a.tiles != nullptr ? std::min<int64_t>(512, (1 << 17) / a.rows) : (1 << 16) / a.rows;
+  const int64_t together = std::max(nz_widest_panel, fit / nz_widest_panel * nz_widest_panel);
   parallel_for(a.columns, nz_widest_panel, nz_widest_panel, [&](int64_t begin, int64_t end) {
     const auto sums = lines_for(a.rows * together * static_cast<int64_t>(sizeof(float)));
     for (int64_t n = begin; n < end; n += together) {

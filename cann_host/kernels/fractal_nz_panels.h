@@ -76,8 +76,12 @@ void fill_panel(const NzMatmul& a, int64_t k, int64_t depth, int64_t n, int64_t 
 template <class P, int M>
 void add_panel(const typename P::X* x, const typename P::X* panel, int64_t steps, float* sums) {
   Vec<float> sum[M][2];
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     for (int v = 0; v < 2; ++v) sum[m][v] = load_vector<Vec<float>>(sums + m * panel_columns + v * lanes);
+  }
+  for (int m = M; m < 2 * M; ++m) {  // those of the next rows
+    for (int v = 0; v < 2; ++v) __builtin_prefetch(sums + m * panel_columns + v * lanes);
   }
   for (int64_t s = 0; s < steps; ++s, panel += panel_columns * P::deep, x += M * P::deep) {
     const auto left = load_vector<typename P::Factor>(panel);
@@ -89,6 +93,7 @@ void add_panel(const typename P::X* x, const typename P::X* panel, int64_t steps
       sum[m][1] = P::multiply_add(sum[m][1], right, factor);
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     for (int v = 0; v < 2; ++v) store_vector(sums + m * panel_columns + v * lanes, sum[m][v]);
   }

@@ -180,47 +180,61 @@ void prepare_columns(const NzMatmul& a, void* prepared) {
   }
 }
 
-/// `M` rows of x with one column of blocks of a weight.
-template <class P, int M>
+/// `M` rows of x with `C` columns of blocks of a weight.
+template <class P, int M, int C>
 void multiply_column(const NzMatmul& a, const typename P::Number* weight, const typename P::X* x, int64_t m,
                      int64_t n) {
-  constexpr int side_by_side = M >= 4 ? 1 : 4 / M;  // sums that hide the latency of the addition
-  Vec<float> sums[side_by_side][M][block / lanes] = {};
-  constexpr int ahead = 4096 / sizeof(*weight);  // far enough for the memory, of which few rows ask much
-  const int64_t inner = padded(a.inner);
+  constexpr int side_by_side = M * C >= 4 ? 1 : 4 / (M * C);  // sums that hide the latency of the addition
+  Vec<float> sums[side_by_side][C][M][block / lanes] = {};
+  // Far enough for the memory, of which few rows ask much; several columns ask for it side by side.
+  constexpr int ahead = 4096 / C / sizeof(*weight);
+  const int64_t inner = padded(a.inner), stride = inner * block;
   for (int64_t k = 0; k < inner; k += side_by_side * P::deep) {
 #pragma GCC unroll 4
     for (int s = 0; s < side_by_side; ++s) {
       const typename P::X* factors = x + ((k / P::deep + s) * a.rows + m) * P::deep;
-      const auto* rows = weight + (k + s * P::deep) * block;
-      __builtin_prefetch(rows + ahead);
-      for (int p = 0; p < block / lanes; ++p) {
-        const auto w = P::load_deep(rows + p * lanes);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) {
+        const auto* rows = weight + c * stride + (k + s * P::deep) * block;
+        __builtin_prefetch(rows + ahead);
+        for (int p = 0; p < block / lanes; ++p) {
+          const auto w = P::load_deep(rows + p * lanes);
 #pragma GCC unroll 16
-        for (int i = 0; i < M; ++i)
-          sums[s][i][p] = P::multiply_add(sums[s][i][p], w, P::spread(factors + i * P::deep));
+          for (int i = 0; i < M; ++i)
+            sums[s][c][i][p] = P::multiply_add(sums[s][c][i][p], w, P::spread(factors + i * P::deep));
+        }
       }
     }
   }
-  for (int i = 0; i < M; ++i) {
-    float results[block];
-    for (int p = 0; p < block / lanes; ++p) {
-      Vec<float> sum = sums[0][i][p];
-      for (int s = 1; s < side_by_side; ++s) sum += sums[s][i][p];
-      store_vector(results + p * lanes, sum);
+  for (int c = 0; c < C; ++c, n += block) {
+    for (int i = 0; i < M; ++i) {
+      float results[block];
+      for (int p = 0; p < block / lanes; ++p) {
+        Vec<float> sum = sums[0][c][i][p];
+        for (int s = 1; s < side_by_side; ++s) sum += sums[s][c][i][p];
+        store_vector(results + p * lanes, sum);
+      }
+      store_results<typename P::Number>(a, m + i, n, n + block <= a.columns ? block : a.columns - n, results);
     }
-    store_results<typename P::Number>(a, m + i, n, n + block <= a.columns ? block : a.columns - n, results);
   }
 }
 
 template <class P>
 void multiply_columns(const NzMatmul& a, const void* prepared, int64_t begin, int64_t end) {
   constexpr int most = lanes == block ? 16 : 4;  // rows whose sums fit into registers
-  for (int64_t n = begin; n < end; n += block) {
+  constexpr int streams = 4;  // of the weight: one does not take all that the memory gives to one row
+  const auto* x = static_cast<const typename P::X*>(prepared);
+  for (int64_t n = begin; n < end;) {
     const auto* weight = static_cast<const typename P::Number*>(a.weight) + n * padded(a.inner);
+    if (a.rows == 1 && n + streams * block <= end) {
+      multiply_column<P, 1, streams>(a, weight, x, 0, n);
+      n += streams * block;
+      continue;
+    }
     in_groups<most>(a.rows, [&]<int M>(int64_t m, std::integral_constant<int, M>) {
-      multiply_column<P, M>(a, weight, static_cast<const typename P::X*>(prepared), m, n);
+      multiply_column<P, M, 1>(a, weight, x, m, n);
     });
+    n += block;
   }
 }
 

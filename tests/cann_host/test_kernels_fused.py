@@ -208,6 +208,7 @@ def test_products_of_few_rows(rows: int, columns: int, inner: int, quantized: bo
     ("rows", "columns", "inner"),
     [
         (1, 37, 65),
+        (1, 200, 70),
         (3, 16, 1000),
         (5, 600, 31),
         (16, 130, 130),
