@@ -294,11 +294,13 @@ class _HostPrinter:
 
     def _values_of_one_row(self, phase: Phase, row: str) -> None:
         """What a pass takes of its row besides elements, in all lanes; outside of it lanes lie along the rows."""
+        axis = self.schedule.row_axis
+        assert axis is not None
         roots = [self.program.nodes[r].args[0] for r in phase.reductions]
         taken = {a for i in phase.tiles for a in self.program.nodes[i].args} | set(roots)
-        for i in (i for i in phase.rows if i in taken and self.schedule.row_axis in self.program.varies[i]):
+        for i in (i for i in phase.rows if i in taken and axis in self.program.varies[i]):
             number = self.program.nodes[i].attr
-            address = f"q{number} + (j + {row}) * {self._stride(number, self.schedule.row_axis)}"
+            address = f"q{number} + (j + {row}) * {self._stride(number, axis)}"
             load = self._plain_load(self.program.parameters[number], address, "")
             self.put(f"const {self._vector(i)} one{i} = {load};")
             self.of_one_row[i] = f"one{i}"
