@@ -34,10 +34,22 @@ _NOT: list[Any] = [
     aten.clamp, aten.clamp_min, aten.clamp_max, aten.embedding_dense_backward, aten.stack,
     aten.addcmul, aten.addcdiv, aten.masked_fill, aten.leaky_relu, aten.hardtanh, aten.threshold_backward,
     aten._scaled_dot_product_flash_attention_for_cpu, aten.rsub,
-    aten.upsample_bilinear2d, aten.upsample_nearest2d, aten._unsafe_index,
+    aten._unsafe_index,
     aten.convolution_backward, aten.nll_loss_forward, aten.nll_loss_backward,
     aten.index_add, aten.index_copy, aten.max_pool2d_with_indices_backward, aten.isin,
     aten.bernoulli,
+]  # fmt: skip
+# Their parts are gathers of single elements, and backward sums of these.
+_RESAMPLING: list[Any] = [
+    aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d, aten._upsample_nearest_exact1d,
+    aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d, aten.upsample_linear1d, aten.upsample_bilinear2d,
+    aten.upsample_trilinear3d, aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa,
+]  # fmt: skip
+_GATHERING: list[Any] = [
+    aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d, aten.reflection_pad1d_backward,
+    aten.reflection_pad2d_backward, aten.reflection_pad3d_backward, aten.replication_pad1d, aten.replication_pad2d,
+    aten.replication_pad3d, aten.replication_pad1d_backward, aten.replication_pad2d_backward,
+    aten.replication_pad3d_backward, aten.roll, aten.im2col, aten.col2im, aten.grid_sampler_2d, aten.unfold_backward,
 ]  # fmt: skip
 
 
@@ -133,9 +145,27 @@ def _split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0) -> list[Tensor]
     return [x.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=True)]
 
 
+def _resample_whole() -> None:
+    """Lets tracing of npu tensors go by the C++ kernels of operators that resample.
+
+    PyTorch also registers their decompositions as kernels for tracing, of all devices at once, which no table switches
+    off; a kernel for one device goes before.
+    """
+    keys = torch._C.DispatchKey
+    ours: Any = getattr(keys, "AutogradPrivateUse1")  # noqa: B009  PyTorch's stub leaves it out
+    for packet in _RESAMPLING:
+        for name in {"default", "vec"} & set(packet.overloads()):
+            overload = getattr(packet, name)
+            key = keys.CompositeImplicitAutograd if name == "vec" else keys.Autograd
+            overload.py_impl(ours)(functools.partial(overload._op_dk, key))
+
+
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table for AOTAutograd."""
     table = {**core_aten_decompositions(), **get_decompositions(_ALSO)}
-    unwanted = {getattr(packet, overload) for packet in _NOT for overload in packet.overloads()}
+    _resample_whole()
+    unwanted = {
+        getattr(packet, overload) for packet in (*_NOT, *_RESAMPLING, *_GATHERING) for overload in packet.overloads()
+    }
     return {**{operator: function for operator, function in table.items() if operator not in unwanted}, **OWN}
