@@ -9,8 +9,10 @@ from torchtitan_npu.compile import report
 from torchtitan_npu.compile.backend import Options, npu, passes_of
 from torchtitan_npu.compile.folding import refold
 from torchtitan_npu.compile.mixtures import watch_mixtures
+from torchtitan_npu.compile.optimizers import make_capturable
 from torchtitan_npu.compile.report import GraphReport, counters, fallbacks, reports, swaps
 
+make_capturable()
 if "npu" not in torch._dynamo.list_backends(exclude_tags=()):
     torch._dynamo.register_backend(npu, name="npu")
 

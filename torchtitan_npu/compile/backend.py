@@ -24,6 +24,7 @@ from torchtitan_npu.compile.lazy_negations import spell_out_negations, take_tang
 from torchtitan_npu.compile.linear import fuse_linear_activation
 from torchtitan_npu.compile.mixtures import NAME as FUSE_MIXTURES
 from torchtitan_npu.compile.mixtures import count_mixtures, watch_mixtures
+from torchtitan_npu.compile.mutation import write_in_place
 from torchtitan_npu.compile.passes import PASSES, optimize
 from torchtitan_npu.compile.plan import Plan
 from torchtitan_npu.compile.registered import use_registered_kernels
@@ -67,7 +68,7 @@ class Options:
         given = Options(**{k: v for k, v in (options or {}).items() if k in known})
         if unknown := sorted(set(options or {}) - known):
             raise ValueError(f"options {unknown}: backend 'npu' knows {sorted(known)}")
-        passes = [*PASSES_OF_FUNCTIONS, *PASSES, *FOLDING, "fuse_linear_activation"]
+        passes = [*PASSES_OF_FUNCTIONS, *PASSES, *FOLDING, "fuse_linear_activation", "write_in_place"]
         if unknown := sorted(set(given.passes) - set(passes)):
             raise ValueError(f"passes {unknown}: the graph optimiser has {passes}")
         return given
@@ -138,6 +139,8 @@ def _compile(
         applied["use_registered_kernels"] = use_registered_kernels(module.graph)
     if options.enables("fuse_linear_activation"):
         applied["fuse_linear_activation"] = fuse_linear_activation(module.graph)
+    if options.enables("write_in_place"):
+        applied["write_in_place"] = write_in_place(module.graph)
     parts = partition(module.graph, options.fusion)
     noted = report.note_graph(kind, len(operators), applied, parts)
     noted.bytes_before, noted.graph_before, noted.graph_after = bytes_before, graph_before, str(module.graph)

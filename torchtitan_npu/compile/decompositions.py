@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from torchtitan_npu.compile import foreach
+
 aten = torch.ops.aten
 
 # Beyond core ATen: what is elementwise or a reduction inside.
@@ -36,7 +38,8 @@ _NOT: list[Any] = [
     aten._scaled_dot_product_flash_attention_for_cpu, aten.rsub,
     aten._unsafe_index,
     aten.convolution_backward, aten.nll_loss_forward, aten.nll_loss_backward,
-    aten.index_add, aten.index_copy, aten.max_pool2d_with_indices_backward, aten.isin,
+    aten.index_add, aten.index_copy, aten.select_scatter, aten.slice_scatter, aten.index_fill, aten.masked_scatter,
+     aten.max_pool2d_with_indices_backward, aten.isin,
     aten.bernoulli,
 ]  # fmt: skip
 # Their parts are gathers of single elements, and backward sums of these.
@@ -160,6 +163,21 @@ def _resample_whole() -> None:
             overload.py_impl(ours)(functools.partial(overload._op_dk, key))
 
 
+@decomposes(aten.full_like.default)
+def _full_like(x: Tensor, value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """Only the sizes are taken from ``x``: what makes it need not have run."""
+    if not x.is_contiguous() or any(option for name, option in options.items() if name != "memory_format"):
+        return NotImplemented
+    return torch.full(x.shape, value, dtype=dtype or x.dtype, device=x.device)
+
+
+@decomposes(aten.copy.default)
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if x.device != source.device:
+        return NotImplemented
+    return source.to(x.dtype).expand(x.shape).clone()
+
+
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table for AOTAutograd."""
@@ -168,4 +186,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     unwanted = {
         getattr(packet, overload) for packet in (*_NOT, *_RESAMPLING, *_GATHERING) for overload in packet.overloads()
     }
-    return {**{operator: function for operator, function in table.items() if operator not in unwanted}, **OWN}
+    kept = {operator: function for operator, function in table.items() if operator not in unwanted}
+    return {**kept, **dict(foreach.decompositions()), **OWN}

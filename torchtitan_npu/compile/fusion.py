@@ -13,6 +13,7 @@ from torchtitan_npu.compile import concatenation
 from torchtitan_npu.compile.gathering import GATHERS, Check, gather_of
 from torchtitan_npu.compile.group import Group
 from torchtitan_npu.compile.lowering import CREATES, POINTWISE, REDUCTIONS, DoesNotFuse
+from torchtitan_npu.compile.mutation import must_precede
 from torchtitan_npu.compile.nodes import PRODUCTS, tensor_of
 from torchtitan_npu.compile.reshapes import Size
 from torchtitan_npu.compile.views import VIEWS, counts, is_view, through_views
@@ -85,8 +86,8 @@ class _Partitioner:
 
     def _note(self, node: Node) -> None:
         before = 0
-        for operand in node.all_input_nodes:
-            before |= self.before[operand] | (1 << self.number[operand])
+        for other in (*node.all_input_nodes, *must_precede(node)):
+            before |= self.before[other] | (1 << self.number[other])
         self.before[node] = before
 
     def _place(self, node: Node) -> None:
@@ -276,6 +277,7 @@ class _Partitioner:
             nodes = step.nodes if isinstance(step, Group) else [step]
             inside = step.computes if isinstance(step, Group) else lambda node: False
             operands = {self.group_of.get(a, a) for n in nodes for a in self._read_by(n) if not inside(a)}
+            operands |= {self.group_of.get(r, r) for n in nodes for r in must_precede(n)}
             needs[step] = {o for o in operands if o in key and o is not step}
         changes = [n for n in key if isinstance(n, Node) and n.target is torch.ops.aten.copy_.default]
         for change in changes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,8 @@ from torchtitan_npu.compile.group import Group
 from torchtitan_npu.compile.group_program import Lowered, TensorUse, lower_group
 from torchtitan_npu.compile.memory import Lifetime, MemoryPlan, is_large, plan_memory
 from torchtitan_npu.compile.nodes import tensor_of
-from torchtitan_npu.compile.views import is_view
+from torchtitan_npu.compile.reuse import ReuseFinder, bytes_of
+from torchtitan_npu.compile.views import aliased_by, gives_new_memory, is_view, may_alias, memory_of
 from torchtitan_npu.driver import require_plain_format
 
 aten = torch.ops.aten
@@ -57,7 +57,8 @@ class PlanInstance:
     constants: list[torch.Tensor]  # that kernels read or write by address: the arena, tables of checks
     memory: MemoryPlan
     lifetimes: list[tuple[str, Lifetime]] = field(default_factory=list)  # of the planned tensors, by node
-    in_place: int = 0  # results that lie in the memory of an operand
+    in_place: int = 0  # results that lie in the memory of an operand or an input
+    done_by_kernels: list[Node] = field(default_factory=list)  # copies into inputs
 
 
 def write_instance(
@@ -65,30 +66,6 @@ def write_instance(
 ) -> PlanInstance:
     """Compiles the kernels that are new, plans memory and generates the function."""
     return _InstanceWriter(module, partition, threads, number_of, with_arena).write()
-
-
-def memory_of(node: Node) -> Node:
-    """The node whose tensor's memory this one's lies in."""
-    while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
-def may_alias(node: Node) -> bool:
-    """Whether a result may lie in the memory of an argument without being one of the views that are looked through."""
-    if node.op != "call_function" or is_view(node):
-        return False
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return True
-    return any(r.alias_info is not None for r in node.target._schema.returns)
-
-
-def _gives_new_memory(node: Node) -> bool:
-    """Whether the result of a node, or the part of one that it takes, is no view of an argument."""
-    if node.target is operator.getitem:
-        node = node.args[0]  # type: ignore[assignment]
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and not any(r.alias_info for r in target._schema.returns)
 
 
 def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -117,10 +94,14 @@ class _InstanceWriter:
         self.inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.used = self._nodes_used_from_python()
         self.last = self._last_uses()
-        self.in_place = self._in_place() if with_arena else {}
+        self.escaping = self._escaping()
+        self.reuse = ReuseFinder(partition, self.lowered, self.last, self.escaping, number_of).find(with_arena)
+        for result, changed in self.reuse.inputs.items():
+            self.last[changed] = max(self.last[changed], self.last[result])
         self.lines: list[str] = []
         self.names: dict[Node, str] = {}
         self.globals: dict[str, Any] = {"empty_strided": torch.empty_strided, "laid_out": laid_out}
+        self.globals["increment_version"] = torch.autograd.graph.increment_version
         self.launches: list[Launch] = []
         self.input_words: list[tuple[Any, int, Node, int]] = []  # words that hold an input's address plus an offset
         self.with_arena = with_arena
@@ -149,7 +130,8 @@ class _InstanceWriter:
             [*self.fixed.values(), *self.check_tables],
             plan,
             lifetimes,
-            len(self.in_place),
+            len(self.reuse.operands) + len(self.reuse.inputs),
+            [n for n in self.partition.steps if isinstance(n, Node) and self._is_done_by_a_kernel(n)],
         )
 
     def _compile_kernels(self) -> None:
@@ -188,6 +170,10 @@ class _InstanceWriter:
                 nodes = [step, *step.all_input_nodes]
             for node in nodes:
                 last[node] = last[memory_of(node)] = position
+        for node in reversed(self.module.graph.nodes):  # memory is needed as long as whatever else lies in it
+            if may_alias(node) and node in last:
+                for operand in map(memory_of, aliased_by(node)):
+                    last[operand] = max(last.get(operand, 0), last[node])
         return last
 
     def _escaping(self) -> set[Node]:
@@ -195,87 +181,41 @@ class _InstanceWriter:
         escaping = {memory_of(n) for n in self.output.all_input_nodes}
         for node in reversed(self.module.graph.nodes):
             if may_alias(node) and node in escaping:
-                escaping |= {memory_of(a) for a in node.all_input_nodes}
+                escaping |= set(map(memory_of, aliased_by(node)))
         return escaping
-
-    def _in_place(self) -> dict[Node, Node]:
-        """Large results of elementwise kernels, and the operand of the same layout that dies there.
-
-        The kernels of these are told, as others count on results that overlap nothing.
-        """
-        escaping = self._escaping()
-        found: dict[Node, Node] = {}
-        for position, step in enumerate(self.partition.steps):
-            if not isinstance(step, Group) or step.reduced is not None:
-                continue
-            lowered = self.lowered[step.number]
-            dying = [n for n in dict.fromkeys(memory_of(u.node) for u in lowered.uses) if self.last[n] == position]
-            parameters = list(lowered.program.parameters)
-            for number, use in enumerate(lowered.uses):
-                if not parameters[number].is_output or use.node in escaping or not self._is_large(use.node):
-                    continue
-                for node in dying:
-                    if node not in escaping and node not in found.values() and self._gives_memory(node, use, lowered):
-                        found[use.node] = node
-                        parameters[number] = replace(parameters[number], in_place=True)
-                        break
-            program = replace(lowered.program, parameters=tuple(parameters))
-            self.lowered[step.number] = replace(lowered, program=program)
-        return found
-
-    def _gives_memory(self, node: Node, result: TensorUse, lowered: Lowered) -> bool:
-        """Whether a kernel may write a result over a tensor of the plan that it reads."""
-        mine, theirs = tensor_of(node), tensor_of(result.node)
-        uses = [u for u in lowered.uses if memory_of(u.node) is node]
-        return (
-            node is not result.node
-            and node.op == "call_function"
-            and _gives_new_memory(node)
-            and not any(may_alias(user) for user in node.users)
-            and uses == [TensorUse(node, result.strides)]
-            and mine.dtype == theirs.dtype
-            and self._numbers((*mine.shape, *mine.stride())) == self._numbers((*theirs.shape, *theirs.stride()))
-        )
-
-    def _is_large(self, node: Node) -> bool:
-        return is_large(self._bytes(node))
 
     def _plan_memory(self) -> tuple[MemoryPlan, list[tuple[str, Lifetime]]]:
         """Places what kernels write and nobody outside reads; small tensors into one arena, which stays."""
-        escaping = self._escaping()
         lifetimes: dict[Node, Lifetime] = {}
         for position, step in enumerate(self.partition.steps) if self.with_arena else ():
             for node in self.stored[step.number] if isinstance(step, Group) else ():
-                if node in escaping:
+                if node in self.escaping or node in self.reuse.inputs:
                     continue
-                source = self.in_place.get(node)
+                source = self.reuse.operands.get(node)
                 if source is None:
                     lifetimes[node] = Lifetime(self._bytes(node), position, self.last[node])
                 while source is not None:  # the first of several in one place lives as long as the last
                     if source in lifetimes:
                         lifetimes[source] = replace(lifetimes[source], last=self.last[node])
-                    source = self.in_place.get(source)
+                    source = self.reuse.operands.get(source)
         plan = plan_memory(list(lifetimes.values()))
         if plan.arena_bytes:
             device = tensor_of(next(iter(lifetimes))).device
             arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
             for node, offset in zip(lifetimes, plan.offsets, strict=True):
-                if not self._is_large(node):
+                if not is_large(self._bytes(node)):
                     tensor, size = tensor_of(node), self._bytes(node)
                     flat = arena[offset : offset + size].view(tensor.dtype)
                     self.fixed[node] = flat.as_strided(self._numbers(tensor.shape), self._numbers(tensor.stride()))
                     self.names[node] = self._constant(self.fixed[node])
-        in_place = sum(map(self._bytes, self.in_place))
+        in_place = sum(map(self._bytes, (*self.reuse.operands, *self.reuse.inputs)))
         return replace(plan, naive_bytes=plan.naive_bytes + in_place), [(n.name, t) for n, t in lifetimes.items()]
 
     def _numbers(self, sizes: Sequence[Any]) -> tuple[int, ...]:
         return tuple(self.number_of(n) for n in sizes)
 
     def _bytes(self, node: Node) -> int:
-        """From the first to the last element."""
-        tensor = tensor_of(node)
-        sizes, strides = self._numbers(tensor.shape), self._numbers(tensor.stride())
-        return (1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))) * tensor.element_size()
+        return bytes_of(node, self.number_of)
 
     # ---- steps
 
@@ -357,9 +297,13 @@ class _InstanceWriter:
     def _allocate(self, node: Node) -> list[str]:
         if node in self.fixed:
             return []
-        if node in self.in_place:
-            self.names[node] = self.names[self.in_place[node]]
-            self.forgotten.add(self.in_place[node])
+        if node in self.reuse.inputs:
+            self.names[node] = self.names[self.reuse.inputs[node]]
+            self.forgotten.add(node)  # the name is the input's
+            return []
+        if node in self.reuse.operands:
+            self.names[node] = self.names[self.reuse.operands[node]]
+            self.forgotten.add(self.reuse.operands[node])
             return []
         tensor = tensor_of(node)
         name = self.names[node] = f"v{len(self.names)}"
@@ -373,6 +317,7 @@ class _InstanceWriter:
         view, memory = tensor_of(use.node), tensor_of(base)
         elements = self.number_of(view.storage_offset()) - self.number_of(memory.storage_offset()) + use.offset
         offset = elements * view.element_size()
+        base = self.reuse.inputs.get(base, base)
         if base in self.fixed:
             words[position] = self.fixed[base].data_ptr() + offset
             return []
@@ -411,6 +356,11 @@ class _InstanceWriter:
 
     def _call(self, node: Node) -> list[str]:
         """An operator that is no part of a kernel."""
+        if self._is_done_by_a_kernel(node):
+            (changed, _) = node.all_input_nodes
+            self.names[node] = self.names[changed]
+            self.forgotten.add(node)
+            return [f"  increment_version({self.names[node]})"]
         arguments = [self._text(a) for a in node.args] + [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
         name = f"v{len(self.names)}"
         if node.op == "get_attr":
@@ -424,10 +374,14 @@ class _InstanceWriter:
         self.names[node] = name
         lines = [f"  {name} = {text}"]
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided and _gives_new_memory(node):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and gives_new_memory(node):
             strides = self._constant(self._numbers(value.stride()))
             lines.append(f"  if {name}.stride() != {strides}: {name} = laid_out({name}, {strides})")
         return lines
+
+    def _is_done_by_a_kernel(self, node: Node) -> bool:
+        """Whether a node only brings a result into the input where a kernel has written it."""
+        return node.target is aten.copy_.default and self.reuse.inputs.get(node.args[1]) is node.args[0]  # type: ignore[arg-type]
 
     def _text(self, value: Any) -> str:
         """An argument as source."""

@@ -47,7 +47,11 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def is_written(node: Node) -> bool:
     """Whether a later node changes the tensor in place."""
-    return any(user.target is aten.copy_.default and user.args[0] is node for user in node.users)
+    return any(_changes_first(user) and user.args[0] is node for user in node.users)
+
+
+def _changes_first(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def remove_dead_code(graph: Graph) -> int:

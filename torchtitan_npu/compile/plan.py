@@ -102,6 +102,7 @@ class Plan:
         plan = instance.memory
         self.report.arena_bytes, self.report.naive_bytes = plan.arena_bytes, plan.naive_bytes
         self.report.peak_bytes, self.report.in_place = plan.bytes, instance.in_place
+        self.report.leave_out(instance.done_by_kernels)
         self.report.memory = [
             MemoryBox(name, offset, life.bytes, life.first, life.last)
             for (name, life), offset in zip(instance.lifetimes, plan.offsets, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from torch.fx import Node
 
 from torchtitan_npu.compile.fusion import Partition
 from torchtitan_npu.compile.group import Group
+from torchtitan_npu.compile.mutation import AFTER, IN_PLACE
 from torchtitan_npu.compile.views import is_view
 from torchtitan_npu.fused.optimize import Swap
 
@@ -79,7 +81,7 @@ class GraphReport:
         arena_bytes: of small ones, which stay between runs.
         peak_bytes: of all of them at one time.
         naive_bytes: of all, if each had memory of its own.
-        in_place: how many lie in the memory of an operand that dies.
+        in_place: how many lie in the memory of an operand that dies, or of an input whose new value they are.
         sinking: None if it is not asked for.
     """
 
@@ -102,6 +104,14 @@ class GraphReport:
     @property
     def launches(self) -> int:
         return len(self.kernels) + len(self.unfused) + sum(len(k.checks) for k in self.kernels)
+
+    def leave_out(self, copies: Sequence[Node]) -> None:
+        """Operators that turned out to be done by kernels."""
+        names = {node.name for node in copies}
+        done = [u for u in self.unfused if u.name in names]
+        self.unfused = [u for u in self.unfused if u.name not in names]
+        self.bytes_after -= sum(moved_bytes(node) for node in copies if node.name in {u.name for u in done})
+        counters["unfused_operators"] -= len(done)
 
     def __str__(self) -> str:
         lines = [f"{self.kind} graph: {self.operators} operators in {self.launches} launches"]
@@ -172,12 +182,15 @@ def is_operator(node: Node) -> bool:
         node.op == "call_function"
         and isinstance(node.target, torch._ops.OperatorBase)
         and not is_view(node)
+        and node.target is not AFTER
         and not isinstance(node.meta.get("val"), (torch.SymInt, int))
     )
 
 
 def moved_bytes(node: Node) -> int:
     """What an operator by itself reads and writes; views and symbolic sizes count at their hints."""
+    if node.target in IN_PLACE.values():
+        return 2 * sum(_bytes(n) for n in node.all_input_nodes if n is not node.args[0])
     return sum(_bytes(n) for n in [node, *node.all_input_nodes])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -26,6 +27,38 @@ def is_view(node: Node) -> bool:
         return False
     value, base = node.meta.get("val"), node.args[0].meta.get("val")
     return isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor) and value.dtype == base.dtype
+
+
+def memory_of(node: Node) -> Node:
+    """The node whose tensor's memory this one's lies in."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def may_alias(node: Node) -> bool:
+    """Whether a result may lie in the memory of an argument without being one of the views that are looked through."""
+    if node.op != "call_function" or is_view(node):
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return any(r.alias_info is not None for r in node.target._schema.returns)
+
+
+def aliased_by(node: Node) -> list[Node]:
+    """The operands in whose memory a result that :func:`may_alias` may lie: of what writes, only what it writes to."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+        return [node.args[0]]  # type: ignore[list-item]
+    return node.all_input_nodes
+
+
+def gives_new_memory(node: Node) -> bool:
+    """Whether the result of a node, or the part of one that it takes, is no view of an argument."""
+    if node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and not any(r.alias_info for r in target._schema.returns)
 
 
 def through_views(node: Node) -> Node:
