@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import compile, distributed, eager, fused, graph, memory
+from benchmarks import compile, distributed, eager, fused, graph, memory, models
 from benchmarks.machine import measure_machine
 from benchmarks.report import print_table, write_results
 
@@ -15,6 +15,7 @@ BENCHMARKS = {
     "fused": fused,
     "graph": graph,
     "compile": compile,
+    "models": models,
     "memory": memory,
     "distributed": distributed,
 }
