@@ -2,6 +2,8 @@
 
 #include <ATen/native/Pool.h>
 
+#include <cmath>
+
 #include "torch_npu/csrc/dispatch/outputs.h"
 
 namespace torch_npu {
@@ -41,6 +43,17 @@ std::vector<at::Tensor> new_outputs_like(at::TensorList tensors) {
   outputs.reserve(tensors.size());
   for (const auto& tensor : tensors) outputs.push_back(new_output_like(tensor, tensor.scalar_type()));
   return outputs;
+}
+
+bool is_nearest_in_float32(int64_t size, int64_t output_size, const std::optional<double>& scale) {
+  if (!scale.has_value() || size == output_size) return true;
+  const auto exact = static_cast<float>(1.0 / *scale);
+  const auto rounded = static_cast<float>(1.0 / static_cast<float>(*scale));
+  if (exact == rounded) return true;
+  for (int64_t i = 0; i < output_size; ++i) {
+    if (std::floor(i * exact) != std::floor(i * rounded)) return false;
+  }
+  return true;
 }
 
 }  // namespace torch_npu

@@ -41,6 +41,10 @@ inline at::IntArrayRef stride_or_kernel(at::IntArrayRef stride, at::IntArrayRef 
 /// A scale that is not given is 0 for CANN (-1 for operators whose documentation says so).
 inline double scale_or(const std::optional<double>& scale, double missing) { return scale.value_or(missing); }
 
+/// Whether the nearest elements of a dimension are the same by a scale in float32, as CANN takes it: by 1.7
+/// they are not.
+bool is_nearest_in_float32(int64_t size, int64_t output_size, const std::optional<double>& scale);
+
 inline bool same_dtype(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type();
 }
