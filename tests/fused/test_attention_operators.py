@@ -429,5 +429,7 @@ def test_refusals(arguments: dict[str, Any], error: type[Exception], text: str) 
 
 def test_scales_of_plain_caches_are_refused() -> None:
     q, k, v = (t.npu() for t in inputs(1, 7))
-    with pytest.raises(ValueError, match="keys and values in int8 need antiquant_scale; others must not have it"):
+    with pytest.raises(
+        ValueError, match="keys and values in int8, or int4 in int32, need antiquant_scale; others must not have it"
+    ):
         torch_npu.npu_incre_flash_attention(q, k, v, num_heads=4, input_layout="BNSD", antiquant_scale=q)

@@ -45,6 +45,40 @@ std::vector<at::Tensor> new_outputs_like(at::TensorList tensors) {
   return outputs;
 }
 
+int64_t windows_of(at::IntArrayRef plane, at::IntArrayRef kernel, at::IntArrayRef dilation,
+                   at::IntArrayRef padding, at::IntArrayRef stride) {
+  int64_t windows = 1;
+  for (const auto& sizes : {plane, kernel, dilation, padding, stride}) {
+    if (sizes.size() != 2) return 0;
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    if (kernel[i] <= 0 || dilation[i] <= 0 || padding[i] < 0 || stride[i] <= 0) return 0;
+    const int64_t places = plane[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
+    if (places < 0) return 0;
+    windows *= places / stride[i] + 1;
+  }
+  return windows;
+}
+
+std::vector<int64_t> im2col_sizes(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef dilation,
+                                  at::IntArrayRef padding, at::IntArrayRef stride) {
+  auto sizes = self.sizes().vec();
+  const int64_t windows = windows_of(self.sizes().slice(self.dim() - 2), kernel, dilation, padding, stride);
+  sizes.pop_back();
+  sizes.end()[-2] *= kernel[0] * kernel[1];
+  sizes.back() = windows;
+  return sizes;
+}
+
+std::vector<int64_t> col2im_sizes(const at::Tensor& self, at::IntArrayRef output_size,
+                                  at::IntArrayRef kernel) {
+  auto sizes = self.sizes().vec();
+  sizes.end()[-2] /= kernel[0] * kernel[1];
+  sizes.back() = output_size[0];
+  sizes.push_back(output_size[1]);
+  return sizes;
+}
+
 bool is_nearest_in_float32(int64_t size, int64_t output_size, const std::optional<double>& scale) {
   if (!scale.has_value() || size == output_size) return true;
   const auto exact = static_cast<float>(1.0 / *scale);

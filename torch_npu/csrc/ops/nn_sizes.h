@@ -41,6 +41,18 @@ inline at::IntArrayRef stride_or_kernel(at::IntArrayRef stride, at::IntArrayRef 
 /// A scale that is not given is 0 for CANN (-1 for operators whose documentation says so).
 inline double scale_or(const std::optional<double>& scale, double missing) { return scale.value_or(missing); }
 
+/// How many windows of two dimensions fit into a plane; 0 where PyTorch refuses the arguments, or none fits.
+int64_t windows_of(at::IntArrayRef plane, at::IntArrayRef kernel, at::IntArrayRef dilation,
+                   at::IntArrayRef padding, at::IntArrayRef stride);
+
+/// A column of numbers for each window: [(N,) channels * kernel elements, windows].
+std::vector<int64_t> im2col_sizes(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef dilation,
+                                  at::IntArrayRef padding, at::IntArrayRef stride);
+
+/// The plane that such columns are added up in: [(N,) channels, height, width].
+std::vector<int64_t> col2im_sizes(const at::Tensor& self, at::IntArrayRef output_size,
+                                  at::IntArrayRef kernel);
+
 /// Whether the nearest elements of a dimension are the same by a scale in float32, as CANN takes it: by 1.7
 /// they are not.
 bool is_nearest_in_float32(int64_t size, int64_t output_size, const std::optional<double>& scale);
