@@ -227,3 +227,25 @@ def test_sizes_that_are_symbols() -> None:
         assert_close(compiled(there, new.npu()), slice_copy(cache, new))
         assert_close(there, cache)
     assert "  pass write_in_place: 1" in str(reports()[-1]).splitlines()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.empty_like(x, memory_format=torch.channels_last).copy_(y),
+        lambda x, y: torch.empty_like(x).copy_(y.to(memory_format=torch.channels_last)),
+        lambda x, y: torch.empty_like(x).copy_(y.transpose(2, 3)),
+        lambda x, y: torch.empty_like(x).copy_(y[:, :, :1]),
+        lambda x, y: torch.full_like(x, 2.0, memory_format=torch.channels_last) + y * 0,
+        lambda x, y: torch.full_like(x, 2.0, memory_format=torch.channels_last),
+        lambda x, y: torch.zeros_like(x.to(memory_format=torch.channels_last)),
+        lambda x, y: torch.ones_like(x.transpose(1, 2), dtype=torch.float64),
+    ],
+)
+def test_copies_and_filled_tensors_have_the_layout_of_eager_mode(function: Change) -> None:
+    x, y = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 5, 5)
+    expected = function(x, y)
+    torch._dynamo.reset()
+    actual = torch.compile(function, backend="npu")(x.npu(), y.npu())
+    assert (actual.dtype, actual.stride()) == (expected.dtype, expected.stride())
+    assert_close(actual, expected)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from torchtitan_npu.compile import foreach
 
@@ -39,8 +40,7 @@ _NOT: list[Any] = [
     aten._unsafe_index,
     aten.convolution_backward, aten.nll_loss_forward, aten.nll_loss_backward,
     aten.index_add, aten.index_copy, aten.select_scatter, aten.slice_scatter, aten.index_fill, aten.masked_scatter,
-     aten.max_pool2d_with_indices_backward, aten.isin,
-    aten.bernoulli,
+    aten.max_pool2d_with_indices_backward, aten.isin, aten.bernoulli,
 ]  # fmt: skip
 # Their parts are gathers of single elements, and backward sums of these.
 _RESAMPLING: list[Any] = [
@@ -164,18 +164,30 @@ def _resample_whole() -> None:
 
 
 @decomposes(aten.full_like.default)
-def _full_like(x: Tensor, value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+def _full_like(
+    x: Tensor,
+    value: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format | None = None,
+    **options: Any,
+) -> Tensor:
     """Only the sizes are taken from ``x``: what makes it need not have run."""
-    if not x.is_contiguous() or any(option for name, option in options.items() if name != "memory_format"):
+    plain = memory_format in (None, torch.preserve_format, torch.contiguous_format)
+    if not x.is_contiguous() or not plain or any(options.values()):
         return NotImplemented
     return torch.full(x.shape, value, dtype=dtype or x.dtype, device=x.device)
 
 
 @decomposes(aten.copy.default)
 def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """The source's values in x's layout. Of a part of a tensor (``cache[:, 3]``) nobody but its whole takes them."""
     if x.device != source.device:
         return NotImplemented
-    return source.to(x.dtype).expand(x.shape).clone()
+    values = source.to(x.dtype).expand(x.shape)
+    if x.is_contiguous():
+        return values.clone(memory_format=torch.contiguous_format)
+    return NotImplemented if is_non_overlapping_and_dense_or_false(x) else values.clone()
 
 
 @functools.cache
