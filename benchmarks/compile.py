@@ -21,7 +21,7 @@ from torch._inductor import config as inductor_config
 
 import torch_npu
 import torchtitan_npu.compile
-from benchmarks import in_place, patterns
+from benchmarks import in_place, mixtures, patterns
 from benchmarks.peak import peak_bytes
 from benchmarks.result import Result
 from benchmarks.timing import Contest, Work, announce, interleaved
@@ -225,5 +225,5 @@ def model_cases() -> list[CompileCase]:
 
 
 def cases() -> list[CompileCase | Contest]:
-    """Patterns beside operators by hand are ``--only patterns``, changes of inputs ``--only "in place"``."""
-    return [*fusion_cases(), *model_cases(), *patterns.cases(), *in_place.cases()]
+    """Also: ``--only patterns`` beside operators by hand, ``mixtures`` of experts, inputs changed ``"in place"``."""
+    return [*fusion_cases(), *model_cases(), *patterns.cases(), *in_place.cases(), *mixtures.cases()]

@@ -43,14 +43,21 @@ class CachedDecoder(nn.Module):
 
 def decoding(length: int) -> dict[str, Work]:
     model, x, position = CachedDecoder(length), torch.randn(1, 1, WIDTH), torch.tensor([3])
-    ours, there, place = copy.deepcopy(model).npu(), x.npu(), position.npu()
+    there, place = x.npu(), position.npu()
     torch._dynamo.reset()
     inductor = torch.compile(copy.deepcopy(model), dynamic=False)
-    compiled = torch.compile(ours, backend="npu", dynamic=False)
+
+    def on_npu(in_place: bool) -> Work:
+        ours = copy.deepcopy(model).npu()
+        options = {"passes": {"write_in_place": in_place}}
+        compiled = torch.compile(ours, backend="npu", dynamic=False, options=options)
+        return lambda: compiled(there, place)
+
     return {
         "cpu eager": lambda: model(x, position),
         "inductor": lambda: inductor(x, position),
-        "npu": lambda: compiled(there, place),
+        "npu, copying": on_npu(False),
+        "npu": on_npu(True),
     }
 
 
