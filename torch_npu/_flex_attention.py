@@ -37,8 +37,13 @@ def _taking_npu(validate: Callable[[Tensor, Tensor, Tensor], None]) -> Callable[
 
 def _autocast(query: Tensor, key: Tensor, value: Tensor, *functions_and_options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value in the autocast dtype; the definition has dtypes of its own for what is inside."""
-    dtype = torch.get_autocast_dtype("npu")
-    query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
+    query, key, value = in_autocast_dtype(query, key, value)
     with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(AUTOCAST)):
         result: tuple[Tensor, Tensor, Tensor] = flex_attention(query, key, value, *functions_and_options)
     return result
+
+
+def in_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All but float64, which autocast leaves."""
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)

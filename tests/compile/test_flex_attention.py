@@ -49,7 +49,7 @@ def assert_near(actual: Tensor | None, exact: Tensor | None, in_bfloat16: bool =
     """Against float64. In autocast operands are rounded, too: 2 % of the largest element."""
     assert actual is not None
     assert exact is not None
-    allowed = {"atol": 0.02 * float(exact.abs().max())} if in_bfloat16 else {}
+    allowed = {"atol": 0.02 * exact.detach().abs().max().item()} if in_bfloat16 else {}
     assert_close(actual.float(), exact.float(), terms=2048, **allowed)
 
 

@@ -117,11 +117,22 @@ def _product(rows: Tensor, experts: Tensor, lengths: Tensor, dtype: torch.dtype)
     return torch.cat([part @ matrix for part, matrix in zip(parts, experts, strict=True)]).to(dtype)
 
 
-def _check(
-    operator: str, x: Tensor, weight: Tensor, ranks: int, counts: tuple[list[int], list[int]], kind: Any
-) -> None:
-    rows = torch.empty(x.shape[0], _columns(x, kind), device="meta") if x.dim() == 2 else x
+def _prepared(
+    operator: str,
+    x: Tensor,
+    weight_and_scale: tuple[Tensor, Tensor],
+    ranks: int,
+    counts: tuple[list[int], list[int]],
+    y_dtype: int,
+    options: dict[str, Any],
+) -> tuple[torch.dtype, Tensor]:
+    """The dtype of the product and the experts' matrices in float32, where options, rows and counts fit together."""
+    _refuse_others(operator, options)
+    dtype = dtype_numbered(operator, "gmm_y_dtype", y_dtype, _RESULTS)
+    weight = _decoded(operator, "gmm_weight", *weight_and_scale, options)
+    rows = torch.empty(x.shape[0], _columns(x, options.get("gmm_x_dtype")), device="meta") if x.dim() == 2 else x
     check_counts(operator, rows, weight, ranks, *counts, sum(counts[0]))
+    return dtype, weight
 
 
 def _fake_returned(
@@ -170,10 +181,8 @@ def alltoallv_quant_gmm(
     Products are summed in float32.
     """
     name = "npu_alltoallv_quant_gmm"
-    _refuse_others(name, options)
-    dtype = dtype_numbered(name, "gmm_y_dtype", gmm_y_dtype, _RESULTS)
-    weight = _decoded(name, "gmm_weight", gmm_weight, gmm_weight_scale, options)
-    _check(name, gmm_x, weight, ep_world_size, (send_counts, recv_counts), options.get("gmm_x_dtype"))
+    counts = (send_counts, recv_counts)
+    dtype, weight = _prepared(name, gmm_x, (gmm_weight, gmm_weight_scale), ep_world_size, counts, gmm_y_dtype, options)
     group, experts = groups.group_named(name, hcom, ep_world_size), weight.shape[0]
     received, sent = of_ranks(recv_counts, experts), of_ranks(send_counts, experts)
     order, lengths = by_expert(recv_counts, experts, gmm_x.device)
@@ -210,10 +219,8 @@ def quant_gmm_alltoallv(
     Quant modes and scales are those of npu_alltoallv_quant_gmm; what is sent is not quantized.
     """
     name = "npu_quant_gmm_alltoallv"
-    _refuse_others(name, options)
-    dtype = dtype_numbered(name, "gmm_y_dtype", gmm_y_dtype, _RESULTS)
-    weight = _decoded(name, "gmm_weight", gmm_weight, gmm_weight_scale, options)
-    _check(name, gmm_x, weight, ep_world_size, (send_counts, recv_counts), options.get("gmm_x_dtype"))
+    counts = (send_counts, recv_counts)
+    dtype, weight = _prepared(name, gmm_x, (gmm_weight, gmm_weight_scale), ep_world_size, counts, gmm_y_dtype, options)
     group, experts = groups.group_named(name, hcom, ep_world_size), weight.shape[0]
     order, lengths = by_expert(send_counts, experts, gmm_x.device)
     product = _product(_decoded(name, "gmm_x", gmm_x, gmm_x_scale, options), weight, lengths, dtype)

@@ -30,6 +30,7 @@ from torchtitan_npu.compile.plan import Plan
 from torchtitan_npu.compile.registered import use_registered_kernels
 from torchtitan_npu.compile.rotary import fuse_rotary
 from torchtitan_npu.compile.sizes import SizeReader
+from torchtitan_npu.compile.views import changes_an_operand
 
 PASSES_OF_FUNCTIONS: dict[str, Callable[[GraphModule], int]] = {
     "spell_out_flex_attention": spell_out_flex_attention,
@@ -170,10 +171,8 @@ def _why_not_a_plan(module: GraphModule) -> str:
             return f"{node.op} {node.target}"
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return f"the higher-order operator {node.target} runs graphs of its own"
-        target = node.target
-        mutates = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-        if mutates and target is not torch.ops.aten.copy_.default:
-            return f"{target} changes its arguments"
+        if changes_an_operand(node) and node.target is not torch.ops.aten.copy_.default:
+            return f"{node.target} changes its arguments"
         if size := sizes.unknown_in(node.meta.get("val")):
             return f"the size {size} of {node.name} depends on data, and a plan is made before it runs"
     return ""

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch._higher_order_ops.flex_attention import flex_attention, sdpa_dense
 from torch.fx import GraphModule
 
+from torch_npu._flex_attention import in_autocast_dtype
+
 
 def spell_out_flex_attention(module: GraphModule) -> int:
     """Puts :func:`composed` in place of the operator in Dynamo's graph; returns how often."""
@@ -34,8 +36,7 @@ def composed(query: Tensor, key: Tensor, value: Tensor, *functions_and_options: 
     """
     device = query.device.type
     if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
+        query, key, value = in_autocast_dtype(query, key, value)
     with torch.autocast(device, enabled=False):
         results: tuple[Tensor, Tensor, Tensor] = sdpa_dense(query, key, value, *functions_and_options)
     return results

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 from torchtitan_npu.compile.lowering import REDUCTIONS
 from torchtitan_npu.compile.nodes import reduced_dims
 from torchtitan_npu.compile.reshapes import same
+from torchtitan_npu.compile.views import changes_an_operand
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -47,11 +48,7 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def is_written(node: Node) -> bool:
     """Whether a later node changes the tensor in place."""
-    return any(_changes_first(user) and user.args[0] is node for user in node.users)
-
-
-def _changes_first(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return any(changes_an_operand(user) and user.args[0] is node for user in node.users)
 
 
 def remove_dead_code(graph: Graph) -> int:

@@ -36,6 +36,11 @@ def memory_of(node: Node) -> Node:
     return node
 
 
+def changes_an_operand(node: Node) -> bool:
+    """Whether an operator writes to one of its arguments: here always to the first."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def may_alias(node: Node) -> bool:
     """Whether a result may lie in the memory of an argument without being one of the views that are looked through."""
     if node.op != "call_function" or is_view(node):
@@ -47,10 +52,7 @@ def may_alias(node: Node) -> bool:
 
 def aliased_by(node: Node) -> list[Node]:
     """The operands in whose memory a result that :func:`may_alias` may lie: of what writes, only what it writes to."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-        return [node.args[0]]  # type: ignore[list-item]
-    return node.all_input_nodes
+    return [node.args[0]] if changes_an_operand(node) else node.all_input_nodes  # type: ignore[list-item]
 
 
 def gives_new_memory(node: Node) -> bool:

@@ -60,9 +60,9 @@ int64_t windows_of(at::IntArrayRef plane, at::IntArrayRef kernel, at::IntArrayRe
   return windows;
 }
 
-std::vector<int64_t> im2col_sizes(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef dilation,
-                                  at::IntArrayRef padding, at::IntArrayRef stride) {
-  auto sizes = self.sizes().vec();
+at::DimVector im2col_sizes(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef dilation,
+                           at::IntArrayRef padding, at::IntArrayRef stride) {
+  at::DimVector sizes(self.sizes());
   const int64_t windows = windows_of(self.sizes().slice(self.dim() - 2), kernel, dilation, padding, stride);
   sizes.pop_back();
   sizes.end()[-2] *= kernel[0] * kernel[1];
@@ -70,9 +70,8 @@ std::vector<int64_t> im2col_sizes(const at::Tensor& self, at::IntArrayRef kernel
   return sizes;
 }
 
-std::vector<int64_t> col2im_sizes(const at::Tensor& self, at::IntArrayRef output_size,
-                                  at::IntArrayRef kernel) {
-  auto sizes = self.sizes().vec();
+at::DimVector col2im_sizes(const at::Tensor& self, at::IntArrayRef output_size, at::IntArrayRef kernel) {
+  at::DimVector sizes(self.sizes());
   sizes.end()[-2] /= kernel[0] * kernel[1];
   sizes.back() = output_size[0];
   sizes.push_back(output_size[1]);

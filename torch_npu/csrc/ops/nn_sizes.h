@@ -46,12 +46,11 @@ int64_t windows_of(at::IntArrayRef plane, at::IntArrayRef kernel, at::IntArrayRe
                    at::IntArrayRef padding, at::IntArrayRef stride);
 
 /// A column of numbers for each window: [(N,) channels * kernel elements, windows].
-std::vector<int64_t> im2col_sizes(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef dilation,
-                                  at::IntArrayRef padding, at::IntArrayRef stride);
+at::DimVector im2col_sizes(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef dilation,
+                           at::IntArrayRef padding, at::IntArrayRef stride);
 
 /// The plane that such columns are added up in: [(N,) channels, height, width].
-std::vector<int64_t> col2im_sizes(const at::Tensor& self, at::IntArrayRef output_size,
-                                  at::IntArrayRef kernel);
+at::DimVector col2im_sizes(const at::Tensor& self, at::IntArrayRef output_size, at::IntArrayRef kernel);
 
 /// Whether the nearest elements of a dimension are the same by a scale in float32, as CANN takes it: by 1.7
 /// they are not.
