@@ -27,15 +27,16 @@ def main() -> None:
     for name, module in BENCHMARKS.items():
         command = commands.add_parser(name, help=module.__doc__.splitlines()[0], description=module.__doc__)
         command.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of both devices")
-        command.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
+        command.add_argument("--only", default="", metavar="TEXT", help="cases whose group or name contains TEXT")
         command.add_argument("--rounds", type=int, default=30, help="measurements of a case; the best counts")
         command.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     there = BENCHMARKS[arguments.name].cases()
-    cases = [case for case in there if arguments.only in case.name]
+    cases = [case for case in there if arguments.only in case.group or arguments.only in case.name]
     if not cases:
-        parser.error(f"no case's name contains {arguments.only!r}; there are: {', '.join(c.name for c in there)}")
+        names = ", ".join(f"{case.name} ({case.group})" for case in there)
+        parser.error(f"no case's group or name contains {arguments.only!r}; there are: {names}")
     machine = measure_machine()
     print(machine)
     results = [case.measure(arguments.rounds) for case in cases]
