@@ -159,3 +159,17 @@ def test_a_process_may_end_right_after_backward(run_python):
             import torch, torch_npu
             torch.nn.Linear(30, 50).to("npu")(torch.randn(7, 30, device="npu")).sum().backward()
         """)
+
+
+def test_threads_may_end_while_the_process_looks_for_those_of_autograd(run_python):
+    run_python("""
+        import threading, torch_npu
+        from torch_npu.npu._exit import _has_autograd_threads
+        def start_others():
+            for _ in range(3000):
+                threading.Thread(target=int).start()
+        thread = threading.Thread(target=start_others)
+        thread.start()
+        while thread.is_alive():
+            assert not _has_autograd_threads()
+    """)

@@ -12,7 +12,14 @@ from torch_npu.npu.devices import _is_in_bad_fork, is_initialized
 
 def _has_autograd_threads() -> bool:
     """Whether autograd has started the threads that run backward passes of devices."""
-    return any(comm.read_text().startswith("pt_autograd") for comm in Path("/proc/self/task").glob("*/comm"))
+    return any(_name_of(task).startswith("pt_autograd") for task in Path("/proc/self/task").iterdir())
+
+
+def _name_of(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+        return ""
 
 
 def _let_autograd_finish() -> None:
