@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from graph_autofusion.launch_words import Binding, WordLayout
 from graph_autofusion.program import Number, Parameter, Stride, TileProgram
 from graph_autofusion.schedule import Schedule, schedule
 
-POINTS_PER_BLOCK = 1 << 16
+POINTS_PER_BLOCK = 1 << 13
 """Points of the loops below which a further thread costs more than it saves."""
 
 
@@ -53,12 +54,9 @@ class HostKernel:
             self._function = launcher.runtime().function(self.binary, self.tile_program.name)
         return self._function
 
-    def blocks(self, sizes: Sequence[int], threads: int) -> int:
+    def blocks(self, sizes: Sequence[int], threads: int, points_per_block: int = POINTS_PER_BLOCK) -> int:
         """On how many threads a launch is worth running."""
-        points = 1
-        for size in sizes:
-            points *= size
-        return max(1, min(threads, points // POINTS_PER_BLOCK))
+        return max(1, min(threads, math.prod(sizes) // points_per_block))
 
     def launch(
         self,

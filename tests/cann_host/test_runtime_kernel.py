@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -51,6 +52,27 @@ def test_every_block_runs_once(tmp_path: Path, blocks: int) -> None:
     assert numbers(pointer, blocks) == expected(blocks)
     a.aclrtLaunchKernelWithHostArgs(function, blocks, None, None, ctypes.byref(words), 8, None, 0)
     assert numbers(pointer, blocks) == [2 * n for n in expected(blocks)]
+
+
+def test_launches_in_a_row_beside_busy_processors(tmp_path: Path) -> None:
+    """Threads that help come late, or not at all; no block of 2,000 launches may run twice or be left out."""
+    a = acl()
+    _, function = load(build(tmp_path))
+    pointer = a.malloc(8 * 7)
+    a.fill(pointer, 0, 8 * 7, None)
+    words = ctypes.c_int64(pointer)
+    busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        for launch in range(2000):
+            a.aclrtLaunchKernel(function, 2 + launch % 6, ctypes.byref(words), 8, None)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    launched = [sum(2 + launch % 6 == blocks for launch in range(2000)) for blocks in range(8)]
+    assert numbers(pointer, 7) == [
+        sum((block + 100 * blocks) * launched[blocks] for blocks in range(block + 1, 8)) for block in range(7)
+    ]
 
 
 def test_load_from_memory(tmp_path: Path) -> None:

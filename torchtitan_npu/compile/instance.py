@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graph_autofusion.host.launcher import runtime, words_of
-from graph_autofusion.kernel import HostKernel
+from graph_autofusion.kernel import POINTS_PER_BLOCK, HostKernel
 from graph_autofusion.program import TileProgram
 from graph_autofusion.sequence import pack_sequence, sequence_function
 from torchtitan_npu.compile.fusion import Partition
@@ -27,6 +28,11 @@ from torchtitan_npu.compile.views import aliased_by, gives_new_memory, is_view, 
 from torchtitan_npu.driver import require_plain_format
 
 aten = torch.ops.aten
+
+POINTS_BESIDE_OPERATORS = 2 * POINTS_PER_BLOCK
+"""Where operators run in the plan, too: their threads (OpenMP's) wait for their next work on the same processors."""
+LARGE = 1 << 17
+"""Points of a kernel that is a launch of its own, also on one thread."""
 
 _kernels: dict[str, HostKernel] = {}
 _kernels_lock = threading.Lock()
@@ -87,6 +93,8 @@ class _InstanceWriter:
         self.module = module
         self.partition = partition
         self.threads = threads
+        calls = (s for s in partition.steps if isinstance(s, Node) and s.op == "call_function" and not is_view(s))
+        self.points_per_block = POINTS_BESIDE_OPERATORS if any(calls) else POINTS_PER_BLOCK
         self.number_of = number_of
         self.stored = {g.number: partition.stored(g) for g in partition.groups}
         self.lowered = {g.number: lower_group(g, self.stored[g.number], number_of) for g in partition.groups}
@@ -251,10 +259,14 @@ class _InstanceWriter:
             return [f"  {self._constant(aten.index.Tensor)}({given}, [{places}{index}])  # raises beyond the table"]
         return [f"  {self._constant(aten.embedding.default)}({given}, {index})  # raises beyond the table"]
 
-    def _is_worth_a_launch(self, group: Group) -> bool:
-        """Whether a kernel is large enough for two threads, so that its launch costs nothing beside it."""
+    def _blocks(self, group: Group) -> int:
+        """On how many threads a kernel runs."""
         lowered = self.lowered[group.number]
-        return kernel_of(lowered.program).blocks(lowered.sizes, max(2, self.threads)) > 1
+        return kernel_of(lowered.program).blocks(lowered.sizes, self.threads, self.points_per_block)
+
+    def _is_worth_a_launch(self, group: Group) -> bool:
+        """Whether a kernel is for several threads, or so large that its launch costs nothing beside it."""
+        return self._blocks(group) > 1 or math.prod(self.lowered[group.number].sizes) >= LARGE
 
     def _deletions(self, position: int) -> list[str]:
         """Forgets tensors of Python that no later step needs."""
@@ -275,7 +287,7 @@ class _InstanceWriter:
         ]
         if len(groups) == 1:
             flat, starts, function = packed[0], [0], kernels[0].function
-            blocks = kernels[0].blocks(lowered[0].sizes, self.threads)
+            blocks = self._blocks(groups[0])
         else:
             flat, starts = pack_sequence(kernels, packed)
             function, blocks = sequence_function(), 1
