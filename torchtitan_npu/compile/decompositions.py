@@ -148,6 +148,12 @@ def _split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0) -> list[Tensor]
     return [x.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=True)]
 
 
+@decomposes(aten.stack.default)
+def _stack(tensors: list[Tensor], dim: int = 0) -> Tensor:
+    """A concatenation, which kernels hold."""
+    return torch.cat([t.unsqueeze(dim) for t in tensors], dim)
+
+
 def _resample_whole() -> None:
     """Lets tracing of npu tensors go by the C++ kernels of operators that resample.
 
@@ -161,6 +167,19 @@ def _resample_whole() -> None:
             overload = getattr(packet, name)
             key = keys.CompositeImplicitAutograd if name == "vec" else keys.Autograd
             overload.py_impl(ours)(functools.partial(overload._op_dk, key))
+
+
+@decomposes(aten.select_backward.default)
+def _select_backward(gradient: Tensor, sizes: list[int], dim: int, index: int) -> Tensor:
+    """Zeros but for one index of a dimension: part of the kernel that takes them, and in no memory of its own.
+
+    The mask stays as small as the dimension, as kernels for other layers take the same one.
+    """
+    if not all(isinstance(n, int) for n in (*sizes, index)):
+        return NotImplemented
+    dim = dim % len(sizes)
+    places = torch.arange(sizes[dim], device=gradient.device).view(-1, *[1] * (len(sizes) - dim - 1))
+    return torch.where(places == index % sizes[dim], gradient.unsqueeze(dim), gradient.new_zeros(()))
 
 
 @decomposes(aten.full_like.default)
