@@ -22,8 +22,8 @@ SCALAR_TYPE = {
 
 # Functions of torch_npu/csrc that return sizes; they are templates over Int.
 SIZE_FUNCTIONS = {
-    "attention_shape", "halved", "inference_shape", "quant_product_shape", "repeat_one", "statistics_shape",
-    "transposed_product_shape",
+    "attention_mask_shape", "attention_shape", "halved", "inference_shape", "quant_product_shape", "repeat_one",
+    "statistics_shape", "transposed_product_shape",
 }  # fmt: skip
 # The same for one size.
 COUNT_FUNCTIONS = {

@@ -36,7 +36,7 @@ _PRINTED = {"int64_t", "double", "bool", "c10::string_view", "at::IntArrayRef"}
 
 _KEYS = {
     "npu", "doc", "check", "dtypes", "let", "out", "aclnn", "kernel", "meta", "uses", "returns", "composite",
-    "differentiable", "backward", "autocast", "into", "none", "note", "__line__",
+    "differentiable", "backward", "autocast", "ahead", "random", "into", "none", "note", "__line__",
 }  # fmt: skip
 
 AUTOCAST = {"lower": "the autocast dtype", "float32": "float32"}
@@ -133,6 +133,20 @@ class NpuOp:
     @property
     def names(self) -> str:
         return ", ".join(b.name for b in self.arguments)
+
+    @property
+    def ahead(self) -> dict[str, str]:
+        """Arguments that are replaced before autograd sees the call, and by which C++ expression."""
+        return {name: text for name, text in self.row.get("ahead", {}).items() if name != "__line__"}
+
+    @property
+    def names_after(self) -> str:
+        return ", ".join(f"{b.name}_ahead" if b.name in self.ahead else b.name for b in self.arguments)
+
+    @property
+    def tags(self) -> str:
+        random = ", at::Tag::nondeterministic_seeded" if self.row.get("random") else ""
+        return f"{{at::Tag::pt2_compliant_tag{random}}}"
 
     @property
     def tensors(self) -> list[str]:

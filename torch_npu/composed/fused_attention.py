@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,14 +21,18 @@ def _listed(ends: Tensor | None) -> list[int] | None:
     return None if ends is None else ends.tolist()
 
 
-def _scores(
-    query: Tensor, key: Tensor, heads: int, layout: str, ends_q: list[int] | None, ends: list[int] | None
-) -> int:
-    """How many scores there are, and so elements of a dropout mask."""
-    if ends_q is not None and ends is not None:
-        pairs = zip(pairwise([0, *ends_q]), pairwise([0, *ends]), strict=True)
-        return heads * sum((b - a) * (d - c) for (a, b), (c, d) in pairs)
-    return heads * query.shape[layout.index("B")] * query.shape[layout.index("S")] * key.shape[layout.index("S")]
+def _mask(
+    query: Tensor, key: Tensor, seed: Tensor, offset: Tensor, heads: int, layout: str, keep_prob: float,
+    ends_q: list[int] | None, ends: list[int] | None,
+) -> Tensor:  # fmt: skip
+    return torch.ops.npu._npu_attention_dropout_mask(
+        query.detach(), key.detach(), seed, offset, heads, layout, keep_prob, ends_q, ends
+    )
+
+
+# How _npu_fusion_attention_grad_masked calls an option, and which ones it has no use for.
+_OF_V2 = {"pre_tockens": "pre_tokens", "next_tockens": "next_tokens"}
+_NOT_TAKEN = ("padding_mask", "softmax_in", "gen_mask_parallel", "sync")
 
 
 @composed(
@@ -62,14 +65,19 @@ def fusion_attention_v3(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """npu_fusion_attention that takes actual_seq_qlen and actual_seq_kvlen, and gives seed and offset [1], as tensors.
 
-    The lengths are read on the host, so that what is recorded keeps them.
+    The lengths are read on the host, so that what is recorded keeps them. Seed and offset are new at each replay.
     """
-    attention, largest, total, softmax, seed, offset, _ = torch.ops.npu.npu_fusion_attention(
+    ends_q, ends = _listed(actual_seq_qlen), _listed(actual_seq_kvlen)
+    seed, offset = (torch.zeros([1], dtype=torch.int64, device=query.device) for _ in range(2))
+    mask = None
+    if keep_prob < 1:
+        seed, offset = torch.ops.npu._npu_dropout_state(query.detach())
+        mask = _mask(query, key, seed, offset, head_num, input_layout, keep_prob, ends_q, ends)
+    attention, largest, total, softmax, *_ = torch.ops.npu.npu_fusion_attention(
         query, key, value, head_num, input_layout, pse, padding_mask, atten_mask, scale, keep_prob, pre_tockens,
-        next_tockens, inner_precise, prefix, _listed(actual_seq_qlen), _listed(actual_seq_kvlen), sparse_mode,
-        gen_mask_parallel, sync, softmax_layout, sink,
+        next_tockens, inner_precise, prefix, ends_q, ends, sparse_mode, gen_mask_parallel, sync, softmax_layout, sink,
+        mask,
     )  # fmt: skip
-    seed, offset = (torch.full([1], number, dtype=torch.int64, device=query.device) for number in (seed, offset))
     return attention, largest, total, softmax, seed, offset
 
 
@@ -97,13 +105,18 @@ def fusion_attention_grad_v3(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """npu_fusion_attention_grad with the lengths, seed and offset of npu_fusion_attention_v3."""
     ends_q, ends = _listed(actual_seq_qlen), _listed(actual_seq_kvlen)
-    state = {}
-    if keep_prob < 1:
-        if seed is None or offset is None:
-            refuse("npu_fusion_attention_grad_v3", "seed and offset with keep_prob below 1", None)
-        count = _scores(query, key, head_num, input_layout, ends_q, ends)
-        state = {"seed": int(seed), "offset": int(offset), "numels": count}
-    return torch.ops.npu.npu_fusion_attention_grad(
-        query, key, value, dy, head_num, input_layout, keep_prob=keep_prob, actual_seq_qlen=ends_q,
-        actual_seq_kvlen=ends, **state, **options,
-    )  # fmt: skip
+    given = {**options, "keep_prob": keep_prob, "actual_seq_qlen": ends_q, "actual_seq_kvlen": ends}
+    inputs = query, key, value, dy
+    if keep_prob == 1:
+        return torch.ops.npu.npu_fusion_attention_grad(*inputs, head_num, input_layout, **given)
+    if seed is None or offset is None:
+        refuse("npu_fusion_attention_grad_v3", "seed and offset with keep_prob below 1", None)
+    mask = _mask(query, key, seed, offset, head_num, input_layout, keep_prob, ends_q, ends)
+    renamed = {new: given.pop(old) for old, new in _OF_V2.items() if old in given}
+    if given.get("padding_mask") is not None:
+        refuse("npu_fusion_attention_grad_v3", "no padding_mask", given["padding_mask"])
+    taken = {name: value for name, value in given.items() if name not in _NOT_TAKEN}
+    dq, dk, dv, dpse, _, _, dsink = torch.ops.npu._npu_fusion_attention_grad_masked(
+        *inputs, mask, head_num, input_layout, **taken, **renamed
+    )
+    return dq, dk, dv, dpse, dsink

@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/accumulate.h>
 
+#include <optional>
 #include <string_view>
+#include <tuple>
 
 #include "torch_npu/csrc/dispatch/npu_operator.h"
 
@@ -73,6 +75,29 @@ SizeList<Int> inference_shape(const at::Tensor& query, const at::Tensor&, const 
   return SizeList<Int>().append(bnsd[0]).append(bnsd[2]).append(bnsd[1]).append(bnsd[3]);
 }
 
+/// How many pairs of a query and a key of one sequence there are, given where sequences end.
+int64_t pairs_of(at::IntArrayRef query_ends, at::IntArrayRef key_ends);
+
+/// How many scores there are, and so bits of a dropout mask.
+template <class Int>
+Int scores_of(const at::Tensor& query, const at::Tensor& key, int64_t head_num, std::string_view layout,
+              at::OptionalIntArrayRef query_ends, at::OptionalIntArrayRef key_ends) {
+  if (layout == "TND") return Int(head_num * pairs_of(*query_ends, *key_ends));
+  const int64_t sequence = sequence_dimension(layout);
+  const auto shape = shape_of<Int>(query);
+  return entry<Int>(shape, layout == "SBH" ? 1 : 0) * Int(head_num) * entry<Int>(shape, sequence) *
+         entry<Int>(shape_of<Int>(key), sequence);
+}
+
+/// Bytes of such a mask.
+template <class Int>
+SizeList<Int> attention_mask_shape(const at::Tensor& query, const at::Tensor& key, int64_t head_num,
+                                   std::string_view layout, at::OptionalIntArrayRef query_ends,
+                                   at::OptionalIntArrayRef key_ends) {
+  const Int scores = scores_of<Int>(query, key, head_num, layout, query_ends, key_ends);
+  return SizeList<Int>().append((scores + Int(127)) / Int(128) * Int(16));
+}
+
 /// A dropout mask and what makes it again.
 struct AttentionDropout {
   at::Tensor mask;  // undefined where nothing is dropped
@@ -94,5 +119,20 @@ AttentionDropout attention_dropout(const at::Tensor& query, const at::Tensor& ke
                                    int64_t offset, const std::optional<at::Tensor>& given);
 at::Tensor dropout_mask_again(const at::Tensor& like, double keep_prob, int64_t seed, int64_t offset,
                               int64_t numel);
+
+/// What stands for dropout_mask in a call that is traced, or recorded into a graph: a mask that is drawn at
+/// each replay, as seed and offset, which the operator returns, are no numbers there. In other calls what was
+/// given.
+std::optional<at::Tensor> mask_ahead(const at::Tensor& query, const at::Tensor& key, int64_t head_num,
+                                     std::string_view layout, at::OptionalIntArrayRef query_ends,
+                                     at::OptionalIntArrayRef key_ends, double keep_prob, int64_t seed,
+                                     int64_t offset, const std::optional<at::Tensor>& given);
+
+/// Of the gradients of npu_fusion_attention_v2 those that npu_fusion_attention has.
+template <class Gradients>
+auto without_rope(const Gradients& all) {
+  return std::make_tuple(std::get<0>(all), std::get<1>(all), std::get<2>(all), std::get<3>(all),
+                         std::get<6>(all));
+}
 
 }  // namespace torch_npu
