@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_npu import _flex_attention, _inductor
+from torch_npu import _flex_attention, _inductor, _random_states
 
 
 def register(module: ModuleType) -> None:
@@ -23,6 +23,7 @@ def register(module: ModuleType) -> None:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _inductor.install()
     _flex_attention.install()
+    _random_states.install()
     setattr(torch.Tensor, "__dlpack_device__", _with_npu(torch.Tensor.__dlpack_device__))  # noqa: B010
 
 

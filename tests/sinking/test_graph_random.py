@@ -1,12 +1,17 @@
 """Random numbers in graphs: each replay draws what an eager run would draw from there."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from capturing import captured
+from tolerance import assert_close
 from torch import nn
 from torch.nn import functional as F
+
+import torch_npu
 
 
 def on(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -186,3 +191,79 @@ def test_the_first_draw_of_a_process_may_be_in_a_capture(run_python) -> None:
         assert torch.equal(torch.rand(7, device="npu").cpu(), first)
         """
     )
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 40), nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(40, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.utils.checkpoint.checkpoint(self.inner, F.dropout(x, 0.1), use_reentrant=False)
+        return F.dropout(y, 0.1)
+
+
+def graphed_callable(model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    graphed = torch.npu.make_graphed_callables(model, (x,))
+    return lambda: graphed(x)
+
+
+def under_enable_graph(model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def call() -> torch.Tensor:
+        with torch_npu.enable_graph():
+            return model(x)
+
+    for _ in range(2):
+        call().sum().backward()
+    return call
+
+
+@pytest.mark.parametrize("prepare", [graphed_callable, under_enable_graph])
+def test_checkpointing_of_a_forward_and_a_backward_that_are_graphs(prepare: Callable[..., Any]) -> None:
+    """The backward's graph draws the numbers of its forward's again, whatever is drawn between the two."""
+    torch.manual_seed(1)
+    eager, x = Checkpointed().npu(), torch.randn(6, 8, device="npu", requires_grad=True)
+    model = copy.deepcopy(eager)
+    call = prepare(model, x)
+    parameters = [list(m.parameters()) for m in (eager, model)]
+    for way, own in ((lambda: eager(x), parameters[0]), (call, parameters[1])):
+        torch.npu.manual_seed(6)
+        found = []
+        for _ in range(3):
+            result = way()
+            torch.rand(100, device="npu")
+            found.append([result.detach().cpu(), *(g.cpu() for g in torch.autograd.grad(result.sum(), [x, *own]))])
+        if way is not call:
+            expected = found
+    for got, want in zip(found, expected, strict=True):
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b)
+
+
+def test_draws_of_a_backward_are_the_generator_s_next() -> None:
+    class Noise(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rand(1, device="npu")
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * torch.rand(1, device="npu")
+
+    x = torch.ones(1, device="npu", requires_grad=True)
+    graphed = torch.npu.make_graphed_callables(Noise.apply, (x,))
+    numbers = []
+    for _ in range(3):
+        y = graphed(x)
+        numbers += [y.item(), torch.autograd.grad(y, x)[0].item(), torch.rand(1, device="npu").item()]
+    assert len(set(numbers)) == 9
+
+
+def test_a_state_from_elsewhere_is_refused() -> None:
+    state = torch.npu.get_rng_state()
+    torch.rand(9, device="npu")
+    later = torch.npu.get_rng_state()
+    graph = torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match="cannot be set in this capture"), torch.npu.graph(graph):
+        torch.npu.set_rng_state(later)
+    torch.npu.set_rng_state(state)

@@ -353,6 +353,7 @@ class _GraphedCallable:
         self.has_backward = bool(self.differentiable) and any(g is not None for g in self.grad_outputs)
         if self.has_backward:
             with graph(self.backward_graph, pool):
+                self.backward_graph._continue_random_numbers_of(self.forward_graph)
                 found = self.gradients(self.outputs, self.grad_outputs)
         # A place for every input: None for those that want no gradient.
         remaining = iter(found)

@@ -27,6 +27,7 @@ from torchtitan_npu.compile.mixtures import count_mixtures, watch_mixtures
 from torchtitan_npu.compile.mutation import write_in_place
 from torchtitan_npu.compile.passes import PASSES, optimize
 from torchtitan_npu.compile.plan import Plan
+from torchtitan_npu.compile.random_states import RANDOM_STATES, note_sizes_of_states
 from torchtitan_npu.compile.registered import use_registered_kernels
 from torchtitan_npu.compile.rotary import fuse_rotary
 from torchtitan_npu.compile.sizes import SizeReader
@@ -127,6 +128,7 @@ def _compile(
     options: Options, kind: str, found: dict[str, int], module: GraphModule, inputs: Sequence[Any]
 ) -> Callable[..., Any]:
     """One ATen graph of AOTAutograd; ``found``: what passes over Dynamo's graph did."""
+    note_sizes_of_states(module)
     if reason := _why_not_a_plan(module):
         report.note_fallback(f"{kind} graph of {len(module.graph.nodes)} nodes: {reason}")
         return make_boxed_func(module.forward)
@@ -169,7 +171,7 @@ def _why_not_a_plan(module: GraphModule) -> str:
     for node in module.graph.nodes:
         if node.op in ("call_module", "call_method"):
             return f"{node.op} {node.target}"
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, torch._ops.HigherOrderOperator) and node.target not in RANDOM_STATES:
             return f"the higher-order operator {node.target} runs graphs of its own"
         if changes_an_operand(node) and node.target is not torch.ops.aten.copy_.default:
             return f"{node.target} changes its arguments"

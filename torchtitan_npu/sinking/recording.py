@@ -69,6 +69,8 @@ class Recording:
         grad_results = [torch.empty_like(r) if r.requires_grad else None for r in self.results]
         self.backward_graph = npu.NPUGraph()
         with _own_autocast_cache(), capture(self.backward_graph, self.lane.pool), _nodes_on_the_capturing_stream():
+            # Activation checkpointing draws the forward's numbers again.
+            self.backward_graph._continue_random_numbers_of(self.forward_graph)
             grads = torch.autograd.grad(outputs, wanted, [g for g in grad_results if g is not None], allow_unused=True)
         self._training = TrainingGraphs(
             lane=self.lane,

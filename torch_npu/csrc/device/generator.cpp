@@ -87,6 +87,8 @@ c10::intrusive_ptr<c10::TensorImpl> NPUGeneratorImpl::get_state() const {
       at::empty({static_cast<int64_t>(kSeedBytes + kOffsetBytes)}, at::TensorOptions(at::kByte));
   auto* bytes = state.mutable_data_ptr<uint8_t>();
   const uint64_t offset = get_offset();
+  auto& self = const_cast<NPUGeneratorImpl&>(*this);
+  if (graph::RecordedRandom* recorded = recorded_random(self)) recorded->read.insert(offset);
   std::memcpy(bytes, &seed_, kSeedBytes);
   std::memcpy(bytes + kSeedBytes, &offset, kOffsetBytes);
   return state.getIntrusivePtr();
@@ -102,6 +104,12 @@ void NPUGeneratorImpl::set_state(const c10::TensorImpl& state) {
   uint64_t offset = 0;
   std::memcpy(&seed, bytes, kSeedBytes);
   if (size > kSeedBytes) std::memcpy(&offset, bytes + kSeedBytes, kOffsetBytes);
+  if (const graph::RecordedRandom* recorded = recorded_random(*this)) {
+    TORCH_CHECK(seed != seed_ || recorded->read.contains(offset), "the generator's state with offset ",
+                offset,
+                " cannot be set in this capture: it was not read in it, and inside of a graph offsets count "
+                "from where each replay begins. Read the state in the captured region, or set it before.");
+  }
   set_current_seed(seed);
   set_offset(offset);
 }

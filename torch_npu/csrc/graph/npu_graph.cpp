@@ -122,6 +122,13 @@ void NPUGraph::capture_end() {
   TORCH_CHECK(device::current_stream(recording_->device) == *capturing_,
               "Capture must end on the same stream it began on.");
   model_ = end_model(*capturing_);
+  recording_->reserve_random_numbers();
+}
+
+void NPUGraph::continue_random_numbers_of(NPUGraph& earlier) {
+  TORCH_CHECK(capturing_.has_value(), "continue_random_numbers_of() is called during the capture");
+  earlier.captured("replay");
+  recording_->continue_random_numbers_of(*earlier.recording_);
 }
 
 void NPUGraph::abandon() {

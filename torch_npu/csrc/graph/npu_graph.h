@@ -33,6 +33,9 @@ class NPUGraph final : public at::GraphImplInterface {
 
   /// CANN's models are ready when their capture ends: checks that one is there.
   void instantiate() override;
+  /// During the capture: this graph is replayed once after each replay of `earlier`, as a backward after its
+  /// forward, and goes on drawing random numbers where that one stopped.
+  void continue_random_numbers_of(NPUGraph& earlier);
   /// On the current stream of the device that was captured.
   void replay() override;
   /// Gives up the model and all memory. While the capture is under way, ends it and forgets what it has.

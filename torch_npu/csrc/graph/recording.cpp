@@ -75,9 +75,26 @@ RecordedRandom& Recording::random(const at::Generator& generator) {
   return random;
 }
 
+void Recording::continue_random_numbers_of(Recording& earlier) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [impl, random] : earlier.randoms_) {
+    RecordedRandom& own = randoms_[impl] = random;
+    own.continued = &random;
+  }
+}
+
+void Recording::reserve_random_numbers() {
+  for (auto& [impl, random] : randoms_) {
+    if (random.continued == nullptr || random.offset <= random.continued->offset) continue;
+    random.continued->later = std::max(random.continued->later, random.offset - random.continued->offset);
+  }
+}
+
 void Recording::advance_generators() {
   for (auto& [impl, random] : randoms_) {
-    const auto inputs = static_cast<NPUGeneratorImpl*>(impl)->philox_engine_inputs(random.offset);
+    if (random.continued != nullptr) continue;
+    const auto inputs =
+        static_cast<NPUGeneratorImpl*>(impl)->philox_engine_inputs(random.offset + random.later);
     const std::array<uint64_t, 2> values{inputs.first, inputs.second};
     // Ordinary memory: the driver has read it when the call returns.
     cann::api().aclrtMemcpyAsync.checked(random.seed_and_offset.data_ptr(), sizeof values, values.data(),

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -32,6 +33,9 @@ struct RecordedRandom {
   at::Generator generator;
   at::Tensor seed_and_offset;  // int64[2] on the device
   uint64_t offset = 0;         // from the graph's begin; at the end of the recording, of all its draws
+  uint64_t later = 0;          // how much further graphs draw that continue this one
+  std::set<uint64_t> read;     // offsets that were read as the generator's state, and may be set again
+  RecordedRandom* continued = nullptr;  // of the graph that this one continues, which fills seed_and_offset
 
   at::Tensor seed() const { return seed_and_offset.narrow(0, 0, 1); }
   at::Tensor start() const { return seed_and_offset.narrow(0, 1, 1); }
@@ -58,6 +62,11 @@ class Recording {
 
   /// What the graph knows of a generator; made at the first question.
   RecordedRandom& random(const at::Generator& generator);
+  /// This graph is replayed once after each replay of `earlier`, as a backward after its forward: it goes on
+  /// drawing where that one stopped, and may draw its numbers again. `earlier` must outlive the capture.
+  void continue_random_numbers_of(Recording& earlier);
+  /// At the end of the capture: lets the graph that this one continues take its numbers, too.
+  void reserve_random_numbers();
   /// Puts seed and offset of all generators that it uses to where the recorded work reads them, on the
   /// current stream, and advances the generators by what the graph draws.
   void advance_generators();

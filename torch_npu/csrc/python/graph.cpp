@@ -64,6 +64,7 @@ void bind_graph(py::module_& m) {
           },
           py::arg("pool") = std::nullopt, py::arg("capture_error_mode") = "global", without_gil())
       .def("capture_end", &NPUGraph::capture_end, without_gil())
+      .def("_continue_random_numbers_of", &NPUGraph::continue_random_numbers_of, py::arg("earlier"))
       .def("instantiate", &NPUGraph::instantiate)
       .def("replay", &NPUGraph::replay, without_gil())
       .def("reset", &NPUGraph::reset, without_gil())
