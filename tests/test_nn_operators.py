@@ -615,3 +615,29 @@ def test_gradient_scaling_and_clipping() -> None:
     torch.testing.assert_close(norms[1].cpu(), norms[0])
     for p, n in zip(parameters, npu_parameters, strict=True):
         torch.testing.assert_close(n.grad.cpu(), p.grad)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize(
+    ("options", "channels", "size"),
+    [
+        ({"kernel_size": 3, "padding": 1}, (8, 16), (9, 17, 31)),
+        ({"kernel_size": (1, 3, 3), "padding": (0, 1, 1)}, (16, 8), (5, 30, 29)),
+        ({"kernel_size": (3, 1, 2), "stride": (2, 1, 1), "dilation": (1, 1, 2), "groups": 2}, (8, 6), (16, 15, 33)),
+        ({"kernel_size": 2, "stride": 2, "bias": False}, (3, 5), (20, 21, 22)),
+        ({"kernel_size": 3, "groups": 8}, (8, 8), (10, 20, 20)),
+        ({"kernel_size": 1}, (8, 8), (10, 20, 20)),
+        ({"kernel_size": 3}, (2, 2), (4, 4, 4)),
+    ],
+)
+def test_convolution_of_one_volume(
+    options: dict[str, Any], channels: tuple[int, int], size: tuple[int, ...], memory_format: torch.memory_format
+) -> None:
+    convolution, there = (torch.nn.Conv3d(*channels, **options) for _ in range(2))
+    there.load_state_dict(convolution.state_dict())
+    there.npu()
+    x = torch.randn(1, channels[0], *size).to(memory_format=memory_format)
+    terms = convolution.weight[0].numel()
+    for bad in (0.0, float("nan"), float("inf")):
+        x[0, 0, 1, 2, 3] = bad
+        assert_close(there(x.npu()), convolution.double()(x.double()), terms=terms)
