@@ -142,6 +142,23 @@ def inference(make: Callable[[], nn.Module], batch: int, dtype: torch.dtype) -> 
     return prepare
 
 
+def recurrent(layer: type[nn.RNNBase], train: bool) -> Callable[[str], Work]:
+    """Two layers of 256 in both directions over 4 sequences of 100 steps of 80 numbers."""
+
+    def prepare(device: str) -> Work:
+        model = layer(80, 256, num_layers=2, bidirectional=True).to(device)
+        x = torch.randn(100, 4, 80).to(device)
+
+        def step() -> None:
+            output, _ = model(x)
+            if train:
+                output.sum().backward()
+
+        return step
+
+    return prepare
+
+
 def image_training(make: Callable[[], nn.Module], batch: int) -> Callable[[str], Work]:
     def prepare(device: str) -> Work:
         model = make().train().to(device)
@@ -196,5 +213,19 @@ def models() -> list[Case]:
     ]
 
 
+def recurrent_layers() -> list[Case]:
+    return [
+        Case(
+            f"{layer.__name__} {'training step' if train else 'inference'}",
+            "recurrent layers",
+            recurrent(layer, train),
+            MODEL,
+            grad=train,
+        )
+        for layer in (nn.LSTM, nn.GRU, nn.RNN)
+        for train in (False, True)
+    ]
+
+
 def cases() -> list[Case]:
-    return [*small_operators(), *large_operators(), *models()]
+    return [*small_operators(), *large_operators(), *recurrent_layers(), *models()]

@@ -68,6 +68,12 @@ _TABLE = [
         f"a weight of the input's dtype, {_FLOATS}; not while a compiler traces",
         "pow, mean, rsqrt and mul",
     ),
+    Fusion(
+        "nn.LSTM, nn.GRU, nn.RNN",
+        "aclnnRecurrentLayer (the software CANN's) and its gradient, for each layer and direction",
+        "float32, no autocast, no projections, no packed sequences",
+        "a product and elementwise operators for each step",
+    ),
     Fusion("F.layer_norm, nn.LayerNorm", "aclnnLayerNorm and its gradient", _FLOATS, "CPU fallback"),
     Fusion("F.group_norm, nn.GroupNorm", "aclnnGroupNorm and its gradient", _FLOATS, "CPU fallback"),
     Fusion("F.batch_norm, nn.BatchNorm*", "aclnnBatchNorm and its gradient", _FLOATS, "CPU fallback"),
@@ -103,7 +109,7 @@ class UnfusedReport(list[UnfusedCall]):
 
 
 def unfused_report() -> UnfusedReport:
-    """Calls of ``scaled_dot_product_attention`` and ``rms_norm`` that were composed of several operators, and why.
+    """Calls of attention, ``rms_norm`` and recurrent layers that were composed of several operators, and why.
 
     Also operators that had to copy a tensor in FRACTAL_NZ to a plain one first. Since the start or the last
     :func:`clear_unfused_report`.

@@ -108,6 +108,14 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     ),
     # attention
     "_npu_dropout_gen_mask": lambda: call(r(3), [2, 3, 5, 7], 0.4, 12, 8),
+    "_npu_dropout_state": lambda: call(r(3)),
+    "_npu_attention_dropout_mask": lambda: call(
+        *heads()[:2], whole(99, 1), whole(99, 1), 4, "BNSD", 0.7
+    ),
+    "_npu_fusion_attention_grad_masked": lambda: call(
+        *heads(), r(2, 4, 5, 16), whole(256, 48, dtype=torch.uint8), 4, "BNSD", softmax_max=r(2, 4, 5, 8),
+        softmax_sum=positive(2, 4, 5, 8), attention_in=r(2, 4, 5, 16), keep_prob=0.7,
+    ),
     "npu_fusion_attention": lambda: call(*heads(), 4, "BNSD", scale=0.25),
     "npu_fusion_attention_grad": attention_gradient,
     "npu_fusion_attention_v2": lambda: call(*heads(), 4, "BNSD", scale=0.25, atten_mask=torch.rand(2, 1, 5, 7) < 0.3),
@@ -123,6 +131,11 @@ SAMPLES: dict[str, Callable[[], Call]] = {
     ),
     "npu_prompt_flash_attention": lambda: call(
         *heads(), num_heads=4, num_key_value_heads=2, input_layout="BNSD", next_tokens=2147483647
+    ),
+    # recurrent layers
+    "_recurrent_layer": lambda: call(r(5, 3, 28), r(28, 7), None, r(3, 7), r(3, 7), "LSTM", True, True),
+    "_recurrent_layer_backward": lambda: call(
+        r(5, 3, 7), None, r(5, 3, 7), r(21, 7), r(3, 7), None, r(0), r(5, 3, 28), "GRU", False
     ),
     # inference
     "npu_cross_entropy_loss": lambda: call(

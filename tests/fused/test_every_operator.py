@@ -16,6 +16,7 @@ from opspec.npu import npu_ops
 
 # The host chooses between values that the device computes.
 READS_THE_DEVICE = {"npu_nms_v4"}
+DRAWS = {"_npu_dropout_state"}  # tests/fused/test_recorded_dropout.py
 
 
 def operator(op: str) -> Any:
@@ -49,7 +50,7 @@ def test_fake_tensors_promise_what_comes(op: str) -> None:
         assert type(a) is not Tensor or (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
-@pytest.mark.parametrize("op", sorted(set(SAMPLES) - READS_THE_DEVICE))
+@pytest.mark.parametrize("op", sorted(set(SAMPLES) - READS_THE_DEVICE - DRAWS))
 def test_a_replay_with_other_values_is_what_eager_gives(op: str) -> None:
     """Results and arguments that the operator writes are equal bit by bit."""
     static = on_npu(sample(op, seed=0))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tolerance import assert_close
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_npu
@@ -40,6 +40,10 @@ ROWS: dict[str, tuple[Callable[[], object], set[str]]] = {
     ),
     "F.rms_norm, nn.RMSNorm": (
         lambda: backward(lambda x, w: F.rms_norm(x, (8,), w), X, W), {"aclnnRmsNorm", "aclnnRmsNormGrad"}
+    ),
+    "nn.LSTM, nn.GRU, nn.RNN": (
+        lambda: [layer(8, 3).npu()(X.npu())[0].sum().backward() for layer in (nn.LSTM, nn.GRU, nn.RNN)],
+        {"aclnnRecurrentLayer", "aclnnRecurrentLayerBackward"},
     ),
     "F.layer_norm, nn.LayerNorm": (
         lambda: backward(lambda x, w: F.layer_norm(x, (8,), w, w), X, W), {"aclnnLayerNorm", "aclnnLayerNormBackward"}

@@ -12,6 +12,7 @@ from opspec.npu import npu_ops
 
 # Gradients of operators that are tested through autograd, and older names.
 INDIRECT = {
+    "_npu_attention_dropout_mask", "_npu_dropout_state", "_npu_fusion_attention_grad_masked",
     "fast_gelu", "npu_add_layer_norm_backward", "npu_cross_entropy_loss_backward", "npu_deep_norm_backward",
     "npu_fast_gelu_backward", "npu_fusion_attention_grad", "npu_fusion_attention_grad_v2", "npu_geglu_grad",
     "npu_gelu_backward", "npu_group_norm_swish_grad", "npu_layer_norm_eval", "npu_moe_gating_top_k_backward",
