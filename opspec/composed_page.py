@@ -42,7 +42,8 @@ print(f"{{loss.item():.4f}}", torch_npu.npu_pad(logits.grad, [1, 0]).shape)
   operators compute float32 in float16 there, results here are nearer to the exact ones.
 * What does not fit is refused: `TypeError` for a dtype, `ValueError` for a shape or value. The message says what came
   and what was expected.
-* *opaque* ones are one node of compiled graphs and have no gradient.
+* *opaque* ones are one node of compiled graphs and have no gradient: asking for
+  one raises.
 * [npu_operators.md](npu_operators.md) lists the operators that CANN has.
 
 Functions and layers of Ascend's plug-in that are built from them, under its names:

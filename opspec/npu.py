@@ -301,6 +301,11 @@ class NpuOp:
         return bool(self.backward)
 
     @property
+    def is_underivable(self) -> bool:
+        """Whether whoever differentiates it gets an error: PyTorch alone would warn once and take zeros."""
+        return self.is_plain and not self.backward
+
+    @property
     def is_autocast(self) -> bool:
         return "autocast" in self.row
 

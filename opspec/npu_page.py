@@ -36,7 +36,7 @@ print(y.shape, rstd.shape, gamma.grad.shape)
   tensors and under `torch.compile`.
 * What does not fit is refused: `TypeError` for a dtype, `ValueError` for a shape or value, `NotImplementedError` for
   an option that is known and not supported. The message says what came and what was expected.
-* Where *gradient* is empty there is none, as in Ascend's plug-in.
+* Where *gradient* is empty there is none, as in Ascend's plug-in, nor is there one of a gradient: asking for it raises.
 """
 
 

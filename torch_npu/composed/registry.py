@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from torch_npu import _C
 from torch_npu.dtypes import NUMBERS
 
 __all__ = ["Composed", "composed", "dtype_numbered", "operators", "refuse", "refuse_options", "wide"]
@@ -51,6 +52,7 @@ def composed(schema: str, *, fake: Callable[..., Any] | None = None) -> Callable
         else:
             _library.impl(name, function, "CompositeExplicitAutograd")
             torch.library.register_fake(f"npu::{name}", fake, lib=_library)
+            _C._refuse_gradients(name)
         meaning = (function.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         subject = function.__module__.rpartition(".")[2]
         operators.append(Composed(schema, subject, " ".join(meaning.split()), fake is not None))
