@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tolerance import assert_close
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,11 +14,10 @@ import torch_npu
 from opspec.npu import npu_ops
 from torch_npu.composed import operators
 
-X, W = torch.randn(3, 2, 8), torch.randn(8)
+X = torch.randn(3, 2, 8)
 HEADS = torch.randn(1, 2, 4, 8)
 
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
-    "npu_rms_norm_backward": (lambda x, w: F.rms_norm(x, (8,), w), [X, W]),
     "npu_swiglu_backward": (torch_npu.npu_swiglu, [X]),
     "npu_gelu_backward": (lambda x: torch_npu.npu_gelu(x, approximate="none"), [X]),
     "npu_fusion_attention_grad": (
@@ -34,6 +34,23 @@ def test_second_derivatives(operator: str) -> None:
     (first,) = torch.autograd.grad(function(*leaves).square().sum(), leaves[0], create_graph=True)
     with pytest.raises(RuntimeError, match=f"derivative for npu::{operator} is not implemented"):
         torch.autograd.grad(first.square().sum(), leaves[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(8,), (2, 8)], ids=str)
+def test_second_derivatives_of_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """As those of the composition that PyTorch has on the CPU."""
+
+    def second(*leaves: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(F.rms_norm(leaves[0], shape, leaves[1]).pow(3).sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    tensors = [torch.randn(3, 2, 8).to(dtype), torch.randn(shape).to(dtype)]
+    expected = second(*(t.double().requires_grad_() for t in tensors))
+    actual = second(*(t.npu().requires_grad_() for t in tensors))
+    allowed = {"rtol": 0.05, "atol": 0.05 * float(expected[0].abs().max())} if dtype == torch.bfloat16 else {}
+    for a, e in zip(actual, expected, strict=True):
+        assert_close(a, e, terms=4096, **allowed)
 
 
 def test_first_derivatives_of_what_has_none() -> None:

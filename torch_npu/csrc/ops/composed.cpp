@@ -7,12 +7,28 @@
 
 namespace torch_npu {
 
+std::tuple<at::Tensor, at::Tensor> rms_norm_gradients(const at::Tensor& dy, const at::Tensor& x,
+                                                      const at::Tensor& gamma, const at::Tensor& rstd) {
+  if (!at::GradMode::is_enabled()) return call::npu_rms_norm_backward(dy, x, gamma, rstd);
+  std::vector<int64_t> rows, columns;
+  for (int64_t d = 0; d < x.dim(); ++d) (d < x.dim() - gamma.dim() ? rows : columns).push_back(d);
+  const at::Tensor wide = x.to(at::kFloat), wide_dy = dy.to(at::kFloat);
+  const at::Tensor squares = wide.square().mean(columns, true);
+  const at::Tensor epsilon = (rstd.pow(-2) - squares).detach();
+  const at::Tensor factor = (squares + epsilon).rsqrt(), normed = wide * factor;
+  const at::Tensor of_normed = wide_dy * gamma.to(at::kFloat);
+  const at::Tensor dx = factor * (of_normed - normed * (of_normed * normed).mean(columns, true));
+  const at::Tensor products = wide_dy * normed;
+  const at::Tensor dgamma = rows.empty() ? products : products.sum(rows);
+  return {dx.to(x.scalar_type()), dgamma.to(gamma.scalar_type())};
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad_y,
                                                                      const at::Tensor& grad_x,
                                                                      const at::Tensor& x,
                                                                      const at::Tensor& gamma,
                                                                      const at::Tensor& rstd) {
-  auto [dx, dgamma] = call::npu_rms_norm_backward(grad_y, x, gamma, rstd);
+  auto [dx, dgamma] = rms_norm_gradients(grad_y, x, gamma, rstd);
   dx = dx + grad_x;
   return {dx, dx, dgamma};
 }

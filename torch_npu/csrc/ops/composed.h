@@ -272,6 +272,11 @@ Int whole_number(const at::Scalar& number) {
 void choose_boxes(const at::Tensor& boxes, const at::Tensor& scores, const at::Tensor& iou_threshold,
                   const at::Tensor& scores_threshold, const at::Tensor& selected, const at::Tensor& count);
 
+/// Gradients of RMSNorm to x and gamma: by npu_rms_norm_backward, and where they shall have gradients
+/// themselves by operators of ATen, which do.
+std::tuple<at::Tensor, at::Tensor> rms_norm_gradients(const at::Tensor& dy, const at::Tensor& x,
+                                                      const at::Tensor& gamma, const at::Tensor& rstd);
+
 /// Gradients of npu_add_rms_norm to x1, x2 and gamma.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_backward(const at::Tensor& grad_y,
                                                                      const at::Tensor& grad_x,
